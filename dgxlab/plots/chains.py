@@ -1,4 +1,4 @@
-"""The picture of a session: the value of every run over time, temperature and clock beneath on the same axis."""
+"""The picture of a session of two arms: the value of every run over time, with temperature and clock beneath."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ DISCARD = "#dcdcd6"
 VALUES, CONDITION = 1.45, 0.98
 """Heights of panels in inches, with title."""
 TITLES, LABEL = 104, 75
-"""Characters that fit above a panel, and those for its name; a longer name gets a smaller font."""
+"""Characters that fit above a panel, and how many of them its name may take; a longer name gets a smaller font."""
 
 CONDITIONS = (
     {"temperature.gpu": ("GPU temperature", "°C"), "clocks.sm": ("SM clock", "MHz")},
     {"cpu_temp_c": ("CPU temperature", "°C"), "cpu_mhz": ("CPU clock", "MHz")},
 )
-"""Quantities shown under a chain, by their sampled name; for a CPU session the processor's."""
+"""Quantities drawn under a chain, by their sampled name: those of a GPU, or without any, those of the processor."""
 
 
 MEDIANS = """SELECT run_id, cell, metric, value FROM measurements
@@ -66,7 +66,7 @@ class _Record:
 
 
 class Point(NamedTuple):
-    """One run of a chain, for one comparison; a run of the burn-in counts."""
+    """One run of a chain, for one comparison; `counts` is true for the runs in an arm's mean, and for the burn-in."""
 
     role: str
     cycle: int
@@ -76,7 +76,7 @@ class Point(NamedTuple):
 
 
 def chain(store: Store, job_id: str, path: Path) -> Path:
-    """Write the picture of a session of two arms: the value of every run of its chains over time.
+    """Write the picture of a session of two arms to `path`, and return the path.
 
     Raises:
         UsageError: if the session has no chains or has not ended, or the picture cannot be drawn or written.
@@ -85,7 +85,11 @@ def chain(store: Store, job_id: str, path: Path) -> Path:
 
 
 def figure(store: Store, job_id: str) -> Figure:
-    """Draw all chains of a session, one beneath the other, each with a time axis of its own; raises as `chain` does."""
+    """Draw the chains of a session of two arms, one beneath the other, each with its own time axis.
+
+    Raises:
+        UsageError: if the session has no chains or has not ended, or matplotlib is missing.
+    """
     job = store.job(job_id)
     if job.kind not in SESSIONS:
         raise UsageError(f"session {job_id} is a {job.kind} and held no chains", next=f"dgxlab report {job_id}")
@@ -115,7 +119,7 @@ def figure(store: Store, job_id: str) -> Figure:
         about = [f"baseline {arms[0].name}", f"candidate {arms[-1].name}"]
         if shown:
             about.append("temperature and clock: median of each run, whiskers from its lowest to its highest sample")
-        plots.label(figure, session.what, about, [provenance(arm, [job_id], models) for arm in arms])
+        plots.label(figure, session.title, about, [provenance(arm, [job_id], models) for arm in arms])
     return figure
 
 

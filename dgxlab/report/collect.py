@@ -1,4 +1,4 @@
-"""Assemble a report: the requested cells and gates, those in the record, and the missing ones."""
+"""Assemble a report: what was asked for, what the record has of it, and what is missing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dgxlab.judgement import gate_name
 from dgxlab.model import SESSIONS, Device, Experiment, Source, canonical
 from dgxlab.report import ask as asking
 from dgxlab.report.ask import Ask
-from dgxlab.report.evidence import Evidence, find
+from dgxlab.report.evidence import Evidence, find_evidence
 from dgxlab.report.profile import by_group, profiles
 from dgxlab.report.records import Failure, Glance, Missing, Overview, Report, Row, SessionReport, columns, grouped, some
 from dgxlab.report.session import WORDS, failed_gate, failed_session, older
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 def collect(store: Store, experiment: str | None = None, *, job_id: str | None = None) -> Report:
-    """Return the report of an experiment's newest state, or of one session alone.
+    """Return the report of an experiment, or of the one session `job_id`.
 
-    For an experiment, the newest session decides spec, tree and host. Each cell has its newest valid run on exactly
-    that build, from any session. A session of two arms has a report of its verdicts only.
+    For an experiment, its newest session decides spec, tree and device. Each cell has its newest valid run on that
+    build, from any session. A session of two arms has a report of its verdicts only.
 
     Raises:
         UsageError: if neither or both are given, or there is no such session.
@@ -53,13 +53,13 @@ def collect_session(store: Store, job_id: str) -> SessionReport:
 
 
 def collect_experiment(store: Store, experiment: Experiment, source: Source, device: Device) -> Report:
-    """Return the report of a given experiment on a tree and device, even if it never needed a session."""
+    """Return the report of an experiment on a tree and device, from whichever sessions measured it."""
     asks = [asking.of_experiment(experiment, source, device)]
     return _collect(store, f"Experiment {experiment.name}", asks, asking.newest_on(store, experiment, device))
 
 
 def _collect(store: Store, title: str, asks: Sequence[Ask], job: Job | None) -> Report:
-    arms = [find(store, ask) for ask in asks]
+    arms = [find_evidence(store, ask) for ask in asks]
     failures = [failure for arm in arms for failure in _failures(arm)]
     gate_listed = any(job and row["job_id"] == job.job_id for arm in arms for row in arm.failed)
     unfinished = job is not None and not job.ended and job.state != "lost"
@@ -91,9 +91,11 @@ def _rejected(store: Store, asks: Sequence[Ask], job: Job | None) -> Iterator[Fa
 
 def _missing(arm: Evidence, default: str) -> list[Missing]:
     """Return the cells without a valid run, grouped by reason, in the planned order."""
-    why = {ask.place: f"{run['status']} in {alias(run['job_id'])}" for run, asks in reversed(arm.lost) for ask in asks}
+    why = {
+        ask.identity: f"{run['status']} in {alias(run['job_id'])}" for run, asks in reversed(arm.lost) for ask in asks
+    }
     groups = grouped(
-        ((ask.cell.tool, ask.model, why.get(ask.place, default)), asking.label(ask.cell)) for ask in arm.absent
+        ((ask.cell.tool, ask.model, why.get(ask.identity, default)), asking.label(ask.cell)) for ask in arm.absent
     )
     return [
         Missing(arm.experiment, tool, model, tuple(labels), reason) for (tool, model, reason), labels in groups.items()
@@ -104,9 +106,9 @@ def _failures(arm: Evidence) -> Iterator[Failure]:
     """Yield failed gates, failed runs of this arm's cells, and failed runs whose cells are unknown."""
     for row in arm.failed:
         yield failed_gate(row, again=arm.gates[row["gate_digest"]]["status"] != "failed")
-    asked, absent = ({ask.place for ask in asks} for asks in (arm.ask.cells, arm.absent))
+    asked, absent = ({ask.identity for ask in asks} for asks in (arm.ask.cells, arm.absent))
     for run, asks in arm.lost:
-        places = [ask.place for ask in asks]
+        places = [ask.identity for ask in asks]
         if places and asked.isdisjoint(places):
             continue
         what = " ".join(filter(None, (run["tool"], *{ask.model for ask in asks})))
@@ -117,7 +119,7 @@ def _failures(arm: Evidence) -> Iterator[Failure]:
 
 
 SHOWN = 3
-"""Lines per table, twice as many for sessions: the overview fits on a screen of 30 lines."""
+"""Rows of each table of the overview, twice as many for sessions: it fits on a screen of 30 lines."""
 
 COUNTS = """SELECT (SELECT count(*) FROM jobs) AS sessions,
                    (SELECT count(DISTINCT name) FROM experiments) AS experiments,
@@ -139,7 +141,7 @@ VERDICTS = """SELECT job_id, kind, protocol, json_group_array(verdict) AS words 
 
 
 def overview(store: Store) -> Overview:
-    """Return the newest sessions, gates and verdicts, and how many there are."""
+    """Return the overview of a database: its newest sessions, gates and verdicts, and how many rows it has."""
     (counts,) = store.rows(COUNTS)
     if not counts["imported files"]:
         del counts["imported files"]

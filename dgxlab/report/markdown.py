@@ -1,4 +1,4 @@
-"""Markdown from records: each table with its line and items beneath, and all sources once.
+"""Markdown from a report's records: each table, its notes beneath it, and all sources once at the end.
 
 Every expression in every template is escaped: a cell cannot forge a row, a link or HTML.
 """
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import jinja2
 
 SPECIAL = re.compile(r"[\\|`*<>\[\]~&]|(?<![^\W_])_|_(?![^\W_])|:(?=//)|(?<=(?i:www))\.")
-"""Characters that could start markup inside a line, or form a link's address.
+"""Characters to escape: they could start markup inside a line, or form a link's address.
 
 An underscore between letters or digits cannot, and MUL_MAT stays readable. All are ASCII punctuation, which a backslash
 makes literal in CommonMark.
@@ -49,10 +49,10 @@ WIDTH = 120
 """Max length of a line outside of tables, unless a word is longer."""
 
 NO_LEADS = ("count", "found", "verdict")
-"""Keys of the first value columns of gates and verdicts; in other tables a metric is the first."""
+"""The first column of values in tables of gates and verdicts; in other tables it is the first metric."""
 
 BRIEF = ("verdict", "effect", "interval", "baseline", "candidate", "promoted")
-"""Keys of verdict columns shown without --wide, besides the leading columns."""
+"""Columns of verdicts that are shown without --wide, after those that name a row."""
 
 ASIDE: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "steps": (("step",), ("notes",)),
@@ -60,29 +60,31 @@ ASIDE: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "gates": (("gate", "when"), ("found",)),
     "imported": (("file",), ("told",)),
 }
-"""By form: keys of a row's name, and keys of long texts, which without --wide are items beneath the table."""
+"""By form, the columns that name a row, and the columns of long texts; without --wide these become notes beneath."""
 
 DETAILS = ("against", "sizes", "asked")
-"""Keys of gates that are left out without --wide, and with it are items too, as the table would be too wide."""
+"""Columns of gates that are left out without --wide, and with it become notes beneath: the table would be too wide."""
 
 ARITHMETIC = "this shows that the arithmetic is right, not how good a model is"
 
-Part = tuple[str, str]
+_Part = tuple[str, str]
 """A word in bold, "" for none, and the text after it."""
 
 
 def render(report: Report, *, wide: bool = False) -> str:
-    """Return the whole report as markdown, one newline at its end."""
-    return _render("report.md.j2", report=report, sheet=Sheet(report.tables, report.failures, wide=wide))
+    """Return a whole report as markdown, with one newline at its end; `wide` shows all columns and failures."""
+    return _render("report.md.j2", report=report, sheet=_Sheet(report.tables, report.failures, wide=wide))
 
 
 def render_page(page: Page, *, wide: bool = False, columns: tuple[str, ...] = ()) -> str:
-    """Return the tables of a form; each has a heading where there are several.
+    """Return the tables of a form as markdown, with headings if there are several.
+
+    `wide` shows all columns, `columns` only those with these keys or labels.
 
     Raises:
         UsageError: if no table has a column of `columns`.
     """
-    return _render("form.md.j2", page=page, sheet=Sheet(page.tables, wide=wide, columns=columns))
+    return _render("form.md.j2", page=page, sheet=_Sheet(page.tables, wide=wide, columns=columns))
 
 
 def render_overview(overview: Overview) -> str:
@@ -91,7 +93,7 @@ def render_overview(overview: Overview) -> str:
 
 
 def escape(plain: str) -> str:
-    """Make text literal in one table cell or line: markup escaped, line breaks and control characters made spaces."""
+    """Return text that is literal in one table cell or line: markup is escaped, control characters become blanks."""
     flat = "".join(" " if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp") else char for char in plain)
     return SPECIAL.sub(r"\\\g<0>", flat.strip())
 
@@ -148,7 +150,7 @@ def _environment() -> jinja2.Environment:
 
 
 @dataclass
-class Note:
+class _Note:
     """One numbered source: its facts, and the conditions sampled for all tables that name it."""
 
     title: str
@@ -161,7 +163,7 @@ class Note:
         return [*dict.fromkeys(self.facts), *([f"median of a run: {sampled}"] if sampled else [])]
 
 
-class Sheet:
+class _Sheet:
     """The tables of one document, with numbered sources and notes on hidden columns; `wide` shows everything."""
 
     def __init__(
@@ -182,7 +184,7 @@ class Sheet:
             if name not in every and name not in every.values():
                 known = ", ".join(label or key for key, label in every.items())
                 raise UsageError(f"there is no column {name!r}; there are {known}", next="dgxlab report --help")
-        numbered: dict[object, Note] = {}
+        numbered: dict[object, _Note] = {}
         self.tables, numbers = [], []
         for table in tables:
             chosen, moved = _choose(table, columns, wide=wide)
@@ -257,7 +259,7 @@ def _parts(table: Table, chosen: list[Column]) -> list[list[Column]]:
     return [[*leads, *brief], [*leads, *rest]] if split else [chosen]
 
 
-def _line(table: Table, moved: Row) -> Iterator[Part]:
+def _line(table: Table, moved: Row) -> Iterator[_Part]:
     settings = {**moved, **table.settings}
     beside = table.beside or Beside(())
     not_here = ", not measured here"
@@ -283,7 +285,7 @@ def _line(table: Table, moved: Row) -> Iterator[Part]:
         yield "", "† cannot be true"
 
 
-def _items(table: Table, *, wide: bool) -> Iterator[Part]:
+def _items(table: Table, *, wide: bool) -> Iterator[_Part]:
     for because in table.because:
         yield because.verdict, f"{_labels(because.labels)}: {'; '.join(because.reasons)}"
     for each in table.discards if wide else ():
@@ -333,7 +335,7 @@ def _sides(table: Table) -> Sequence[Origin]:
     return (first, Origin("candidate", table.candidate, table.candidate_conditions)) if table.candidate else (first,)
 
 
-def _sources(table: Table) -> Iterator[tuple[object, Note]]:
+def _sources(table: Table) -> Iterator[tuple[object, _Note]]:
     """Yield the sources of a table, each with its identity."""
     for side in _sides(table):
         experiment = side.provenance.experiment
@@ -351,17 +353,17 @@ def _sources(table: Table) -> Iterator[tuple[object, Note]]:
             "series " + (", ".join(f"{ref.name}@{ref.digest[:12]}" for ref in origin.series) or "none"),
             *(f"model {model}" for model in origin.models),
         ]
-        note = Note(title, [*facts, *side.notes], side.conditions)
+        note = _Note(title, [*facts, *side.notes], side.conditions)
         yield (title, replace(origin, synthetic=(), models=())), note
     for source in table.beside.sources if table.beside else ():
         facts = [
             f"host {source.host} · {source.engine}",
             f"{', '.join(source.tools)} · {source.file} line {_ranges(source.lines)}",
         ]
-        yield source, Note(f"published: {source.doc}", facts)
+        yield source, _Note(f"published: {source.doc}", facts)
     if table.sha256:
         facts = [f"sha256 {table.sha256}", table.tool, *(f"{name}: {value}" for name, value in table.told)]
-        yield table.sha256, Note(f"imported file {table.file}", facts)
+        yield table.sha256, _Note(f"imported file {table.file}", facts)
 
 
 def _ranges(numbers: Sequence[int]) -> str:

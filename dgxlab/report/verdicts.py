@@ -1,4 +1,4 @@
-"""The report of a session of two arms: verdicts, how they were measured, and cycles that do not count."""
+"""The report of a session of two arms: its verdicts, how they were measured, and cycles that do not count."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from dgxlab.report import ask as asking
 from dgxlab.report.ask import CellAsk
 from dgxlab.report.evidence import FLAGS, VALUES, Medians, Row, by_kind, by_run, conditions_of, mean_of, medians_of
 from dgxlab.report.records import (
-    Because,
     Column,
     Discard,
     Flag,
@@ -23,6 +22,7 @@ from dgxlab.report.records import (
     SessionReport,
     Table,
     Value,
+    VerdictReasons,
     grouped,
     labels_of,
 )
@@ -34,9 +34,9 @@ from dgxlab.report.tables import (
     env_text,
     leading,
     of_arms,
-    others_of,
     provenance,
-    rank,
+    settings_of,
+    sort_key,
     varying_of,
 )
 from dgxlab.stats import SCREEN_DRIFT_LIMIT, STEPS, VERDICTS, Verdict, noise_floor
@@ -46,11 +46,14 @@ if TYPE_CHECKING:
     from dgxlab.store import Job, Store
 
 PREFIX = {"ab": "", "screen": "screen: ", "noise": "A/A: "}
-"""Prefix of verdicts by kind of session, so that they are not mistaken for A/B verdicts."""
+"""By kind of session, the prefix of its verdicts, so that they are not mistaken for those of an A/B."""
 
 
-def newest_of_two(store: Store, name: str, baseline: str = "", host: str = "") -> Job | None:
-    """Return the newest session with verdicts of that name or with that candidate; an A/A only if there is no other."""
+def newest_with_verdicts(store: Store, name: str, baseline: str = "", host: str = "") -> Job | None:
+    """Return the newest session with verdicts that has this name or candidate, an A/A only if there is no other.
+
+    `baseline` and `host` must match unless they are "". Returns None if there is no such session.
+    """
     rows = store.rows(
         """SELECT job_id FROM verdict_list
            WHERE :name IN (session, candidate_arm) AND :baseline IN ('', baseline_arm) AND :host IN ('', host)
@@ -68,7 +71,7 @@ PAIR = """SELECT DISTINCT job_id FROM verdict_list
 
 
 def verdicts(store: Store, job: Job) -> SessionReport:
-    """Return the report of a session; its chains are hidden until it has ended.
+    """Return the report of a session of two arms; results of its chains are hidden until it has ended.
 
     Raises:
         UsageError: if its plan cannot be read.
@@ -89,7 +92,7 @@ def verdicts(store: Store, job: Job) -> SessionReport:
         text += f"; session {pair.index(job) + 1} of {len(pair)} of this pair"
         tables.append(_pair_table(store, pair.index(job), pair))
     return SessionReport(
-        title=f"Session {job.job_id}: {session.what}",
+        title=f"Session {job.job_id}: {session.title}",
         hypothesis=asking.hypothesis(store, job),
         tables=tuple(tables),
         missing=(),
@@ -106,7 +109,10 @@ def verdicts(store: Store, job: Job) -> SessionReport:
 
 
 def summary(kind: str, whole: str, words: Sequence[str]) -> str:
-    """Return the number of claims per verdict: `faster: 2 of 6 faster, 4 inconclusive`."""
+    """Return a session's verdict, `whole`, and the number of comparisons with each: `faster: 2 of 6 faster, 4 same`.
+
+    `words` are the verdicts of the comparisons.
+    """
     if not words:
         return f"{PREFIX[kind]}no verdict: the session ended before there was one"
     order = sorted(set(words), key=lambda word: (word != whole, VERDICTS.index(word)))
@@ -117,17 +123,17 @@ def summary(kind: str, whole: str, words: Sequence[str]) -> str:
 
 def _ends(shares: Sequence[float]) -> str:
     """Return the first and last of sorted shares in percent; only one if both look the same."""
-    return " to ".join(dict.fromkeys(percent(share) for share in (*shares[:1], *shares[-1:])))
+    return " to ".join(dict.fromkeys(_percent(share) for share in (*shares[:1], *shares[-1:])))
 
 
-def percent(share: float, sign: str = "") -> str:
-    """Return a share in percent: `0.59`; `+59.19` with a sign, except for 0."""
+def _percent(share: float, sign: str = "") -> str:
+    """Return a share in percent: `0.59`; with `sign` "+" also `+59.19`, but never `+0.00`."""
     shown = f"{100 * share:{sign}.2f}"
     return "0.00" if shown in ("+0.00", "-0.00") else shown
 
 
 def _range(interval: tuple[float, float]) -> str:
-    return " to ".join(percent(bound, "+") for bound in interval)
+    return " to ".join(_percent(bound, "+") for bound in interval)
 
 
 def _in_percent(verdict: Verdict) -> dict[str, Value]:
@@ -154,7 +160,7 @@ def _pair_table(store: Store, own: int, jobs: Sequence[Job]) -> Table:
         for number, of_session in enumerate(compared, 1):
             if key in of_session:
                 verdict = of_session[key].verdict
-                words = ["" if verdict.effect is None else percent(verdict.effect, "+")]
+                words = ["" if verdict.effect is None else _percent(verdict.effect, "+")]
                 words += [f"({_range(verdict.interval)})", verdict.verdict] if verdict.interval else [verdict.verdict]
                 rows[-1][f"effect.{number}"] = " ".join(filter(None, words))
                 rows[-1] |= {f"{name}.{number}": value for name, value in _in_percent(verdict).items()}
@@ -193,7 +199,7 @@ class _Comparison:
     @property
     def identity(self) -> tuple[str, ...]:
         """What identifies it in every session of a pair: cells, environments, metric and model."""
-        cells = (*self.ask.place[::2], *self.candidate_ask.place[::2])
+        cells = (*self.ask.identity[::2], *self.candidate_ask.identity[::2])
         return (*cells, self.judged.comparison.metric, self.judged.model_id or "")
 
 
@@ -210,7 +216,7 @@ def _comparisons(session: ChainSession) -> list[_Comparison]:
 
 def _table(session: ChainSession, form: Form, title: str, group: Sequence[_Comparison]) -> Table:
     kind, candidate = session.plan.kind, session.candidate
-    group = sorted(group, key=lambda row: rank(form, row.ask))  # stable: the comparisons of a cell keep their order
+    group = sorted(group, key=lambda row: sort_key(form, row.ask))  # stable: the comparisons of a cell keep their order
     others = [_of_both(form, row) for row in group]
     settings, varying = common(others), varying_of(others)
     both = {key: left for key, (left, right) in settings.items() if left == right}
@@ -236,7 +242,7 @@ def _table(session: ChainSession, form: Form, title: str, group: Sequence[_Compa
     ]
     return Table(
         "verdicts",
-        f"{title}: {session.what}",
+        f"{title}: {session.title}",
         (*leading(leads, dict.fromkeys(key for lead in leads for key in lead)), *_columns(kind, rows)),
         tuple(rows),
         provenance(session.baseline, jobs, models, [row.ask.cell for row in group]),
@@ -255,7 +261,7 @@ def _table(session: ChainSession, form: Form, title: str, group: Sequence[_Compa
 
 def _of_both(form: Form, row: _Comparison) -> dict[str, tuple[Value, Value]]:
     """Return a row's settings without a leading column (variables by name), with both arms' values."""
-    sides = [{**others_of(form, replace(ask, env={})), **ask.env} for ask in (row.ask, row.candidate_ask)]
+    sides = [{**settings_of(form, replace(ask, env={})), **ask.env} for ask in (row.ask, row.candidate_ask)]
     return {key: (sides[0].get(key), sides[1].get(key)) for key in dict.fromkeys((*sides[0], *sides[1]))}
 
 
@@ -278,13 +284,13 @@ def _values(kind: str, row: _Comparison, medians: Medians) -> dict[str, Value]:
         "label": metric.label,
         "baseline": mean(BASELINE, row.ask),
         "candidate": mean(CANDIDATE, row.candidate_ask),
-        "effect": None if verdict.effect is None else percent(verdict.effect, "+"),
+        "effect": None if verdict.effect is None else _percent(verdict.effect, "+"),
         "interval": verdict.ci and _range(verdict.ci),
         "same": _range(verdict.same_ci) if verdict.same_ci and not decided else None,
         "confidence": f"{100 * verdict.confidence:.2f} %" if verdict.ci else None,
-        "mde": None if verdict.mde is None else percent(verdict.mde),
+        "mde": None if verdict.mde is None else _percent(verdict.mde),
         "cycles": f"{verdict.valid_cycles} of {verdict.cycles}",
-        "noise_floor": None if floor is None else percent(floor),
+        "noise_floor": None if floor is None else _percent(floor),
         "verdict": PREFIX[kind] + verdict.verdict,
         "promoted": judged.promoted,
         "valid_cycles": verdict.valid_cycles,
@@ -361,7 +367,7 @@ def _discards(group: Sequence[_Comparison]) -> list[Discard]:
     ]
 
 
-def _because(group: Sequence[_Comparison], kind: str) -> Iterator[Because]:
+def _because(group: Sequence[_Comparison], kind: str) -> Iterator[VerdictReasons]:
     """Yield the reasons of verdicts, with rows of equal reasons grouped."""
 
     def reasons(verdict: Verdict) -> tuple[str, ...]:
@@ -372,8 +378,8 @@ def _because(group: Sequence[_Comparison], kind: str) -> Iterator[Because]:
     groups = grouped(((row.verdict.verdict, reasons(row.verdict)), row) for row in group)
     for (verdict, why), rows in groups.items():
         mdes = sorted(row.verdict.mde for row in rows if row.verdict.mde is not None)
-        seen = (f"MDE {_ends(mdes)} %",) if verdict == "inconclusive" and mdes else ()
-        yield Because(PREFIX[kind] + verdict, labels_of([row.label for row in rows], len(group)), (*why, *seen))
+        mde = (f"MDE {_ends(mdes)} %",) if verdict == "inconclusive" and mdes else ()
+        yield VerdictReasons(PREFIX[kind] + verdict, labels_of([row.label for row in rows], len(group)), (*why, *mde))
 
 
 def _deciding(verdict: Verdict) -> str:
