@@ -43,12 +43,11 @@ from dgxlab.store import Store, gate_digest
 from dgxlab.tools import BENCHES, judge_check
 
 Row = Mapping[str, Any]
-_Labels = dict[str, str]
-"""A cell's label in plans, by Cell.key; of several labels, the alphabetically first."""
+_Labels = dict[str, str]  # a cell's label in plans, by Cell.key; of several labels, the alphabetically first
 
 PLACEHOLDER = re.compile(r"\{([a-z]+(?::[\w.-]+)?)\}")
 
-JSON_COLUMNS = (  # columns
+JSON_COLUMNS = (
     *("plan", "facts", "series", "cmake", "toolchain", "recipe", "env", "argv", "raw", "gate", "inputs", "commands"),
     *("contents", "readings", "reasons", "flaky", "failed", "before", "after", "binaries", "libraries"),
 )
@@ -243,7 +242,7 @@ class _Job:
         return [_decoded(table, row) for row in rows] if decode else rows
 
     def _run_step(self, row: Row, place: Row | None) -> Any:
-        """Return the run step of a row: of the chain if it has a place in one, else by its raw file."""
+        """Return the plan's step of a run: by its place in a chain, else by its raw file; None if there is none."""
         stem = PurePosixPath(row["raw"]["stdout"]["path"]).stem
         once, _, _ = stem.rpartition("-")  # for a repeated run, the name without the number
         if place:
@@ -255,13 +254,12 @@ class _Job:
         return step if step and step["kind"] == "run" else None
 
     def _model(self, arm: str, name: str) -> str:
-        """Return the model id behind an arm's name for a model."""
         recipe = self.models[arm, name]["recipe"]
         rows = (key for key, row in self.inputs.items() if row["name"] == name and row["recipe"] == recipe)
         return next(rows, "")
 
     def _filled(self, argv: Sequence[str], row: Row, model: str = "") -> list[str]:
-        """Return a plan's argv filled in as by the agent; the job's root is taken from its first program."""
+        """Return a plan's argv with its placeholders replaced; the job's root is taken from its first program."""
         stem = _stem(row.get("step", ""))
         if not self.root:
             words = " ".join(row["argv"] if "argv" in row else row["commands"][0]["argv"])
@@ -314,9 +312,7 @@ def _row_problems(run: Row, rows: Sequence[Row], samples: Sequence[Row], cells: 
 
 def _decoded(table: str, row: Row) -> dict[str, Any]:
     """Return a row with its JSON decoded and validated as `ingest` validates an event: reports trust it."""
-    values = {
-        name: json.loads(value) if name in JSON_COLUMNS and value is not None else value for name, value in row.items()
-    }
+    values = {k: json.loads(v) if k in JSON_COLUMNS and v is not None else v for k, v in row.items()}
     for name, kind in FIELD_TYPES.get(table, {}).items():
         if values.get(name) is not None and not (table == "jobs" and name not in JSON_COLUMNS):
             try:

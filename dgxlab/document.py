@@ -29,8 +29,7 @@ HINT = re.compile(r"(?<!\\)<!-*\s*/?\s*dgxlab\b", re.IGNORECASE)
 WORD = re.compile(r'\s*([A-Za-z][\w-]*)=(?:"([^"]*)"|([^\s"=]+))(?=\s|$)')
 """A key with its value; quotes are needed only around blanks."""
 
-SWITCHES = ("wide",)
-"""Keys that may come without a value, which then is yes."""
+SWITCHES = ("wide",)  # keys that may come without a value, which then is yes
 
 FENCE = re.compile(r"(?P<mark>`{3,}(?=[^`]*$)|~{3,})")
 CODE = re.compile(r"(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)")
@@ -59,8 +58,7 @@ class Document:
     def __init__(self, path: Path) -> None:
         """Read a document.
 
-        Raises:
-            SpecError: if it cannot be read, is not UTF-8, or has a malformed marker (with the line).
+        Raises SpecError if it cannot be read, is not UTF-8, or has a malformed marker (with the line).
         """
         self.path = path
         try:
@@ -134,7 +132,7 @@ def _look(path: Path, options: str = "-l") -> str:
 
 
 def _write_beside(path: Path, content: bytes, like: os.stat_result) -> None:
-    """Make a file that is on the disk when this returns, with permissions and owner like another's."""
+    """Write a file to disk (fsync), with the permissions and owner of `like`."""
     with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
         file.write(content)
         file.flush()
@@ -155,13 +153,13 @@ def _decoded(path: Path, content: bytes) -> str:
 
 
 def _between(text: str, marker: str) -> list[str]:
-    """Return the lines between two markers, with the first one's ending: the text between two blank lines."""
+    """Return the lines of a block: the text between two blank lines, with the line ending of the marker."""
     carriage = "\r" if marker.endswith("\r") else ""
     return [line + carriage for line in ["", *text.strip("\n").split("\n"), ""]]
 
 
 def _spans(path: Path, lines: Sequence[str]) -> Iterator[tuple[int, int, Mapping[str, str]]]:
-    """Yield the first and last line of each block, and what its marker says."""
+    """Yield the first and last line of each block, and the keys of its marker."""
     begun: tuple[int, Mapping[str, str]] | None = None
     for number, line in _outside_fences(lines):
         shown = line.removeprefix(BOM).removesuffix("\r").rstrip(" \t")

@@ -83,8 +83,7 @@ def collect(store: Store, tool: str, *, job: str | None = None, name: str | None
 def collect_imported(store: Store, name: str) -> Exported:
     """Return the rows of an imported file, given its name or the beginning of its id.
 
-    Raises:
-        UsageError: if there is no such file, or its rows lack columns that llama.cpp's script needs.
+    Raises UsageError if there is no such file, or its rows lack columns that llama.cpp's script needs.
     """
     file = find_import(store, name)
     whole = {(tool, name): kind for tool in EXPORTED for name, kind in TOOLS[tool].formats.items() if kind.rows}

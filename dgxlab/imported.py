@@ -1,4 +1,4 @@
-"""Import output files of tools that ran elsewhere: read a file as rows with provenance, and store it in the record.
+"""Import output files of tools that ran elsewhere: read as rows with provenance, and stored in the record.
 
 `open_file` reads a file exactly or refuses it with line and reason. Values are as printed, in the units of
 `units.METRICS` for known metrics: 3.61 TFLOPS on the console become 3.61e12 FLOPS, and the "GB/s" of ggml's tools are
@@ -120,7 +120,6 @@ def _detect(text: str, tool: str, format: str) -> tuple[str, str]:
 
 
 def _impossible(reading: Reading) -> Iterator[str]:
-    """Yield a sentence for each value above the GPU's peaks; nothing if the file names no known GPU."""
     provenance = reading.provenance
     gpu_name = next((str(value) for name in GPU_NAMES if (value := provenance.get(name))), "")
     gpu = together(gpu_name.split(", "))
@@ -148,8 +147,7 @@ def _impossible(reading: Reading) -> Iterator[str]:
 def record(store: Store, file: Imported) -> bool:
     """Store a file in the record, with its content; return False if it was there already.
 
-    Raises:
-        UsageError: if it is there as output of another tool or in another format.
+    Raises UsageError if it is there as output of another tool or in another format.
     """
     row = {
         "import_id": file.import_id,
@@ -182,8 +180,7 @@ _READ: dict[str, tuple[Row, ...]] = {}  # cache of the rows read in this process
 def rows_of(store: Store, import_id: str) -> tuple[Row, ...]:
     """Return the rows of an imported file, read again from its stored content.
 
-    Raises:
-        SpecError: if this version cannot read it.
+    Raises SpecError if this version cannot read it.
     """
     if import_id not in _READ:
         (row,) = store.rows("SELECT tool, format, name, content FROM imports WHERE import_id = ?", (import_id,))

@@ -75,7 +75,7 @@ class Guard:
         return reasons[0] + more if reasons else ""
 
     def _of_cell(self, run: Row, extremes: Extremes, peaks: Peaks) -> str:
-        """Check the most demanding sample of a cell; if it is possible, so are the others."""
+        """Return why a cell's most demanding sample is impossible, else "": if it is possible, so are the others."""
         metric = units.metric(extremes.metric)
         value, sign = (extremes.least, -1) if metric.better == "lower" else (extremes.most, 1)
         case, kilobytes, model = (str(extremes.raw.get(name, "")) for name in ("op_params", "memory_kb", "model_type"))

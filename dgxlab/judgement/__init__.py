@@ -40,8 +40,7 @@ def record(store: Store, job_id: str) -> None:
 def reject(store: Store, job_id: str, because: str) -> None:
     """Reject a job for the reason `because`: its rows stay in the record, its numbers, gates and verdicts are not used.
 
-    Raises:
-        UsageError: if it was rejected before, or there is no such job.
+    Raises UsageError if it was rejected before, or there is no such job.
     """
     with store.transaction():
         if before := store.job(job_id).rejected:
@@ -72,11 +71,6 @@ def reasons(verdict: Verdict) -> tuple[str, ...]:
     """Return the reasons of a verdict, without those about single cycles, which `verdict.flaws` has too."""
     flaws = {*stats.not_counted(verdict.flaws)}
     return tuple(reason for reason in verdict.reasons if reason not in flaws)
-
-
-def held_back(verdict: Verdict) -> str:
-    """Return why a faster candidate is not promoted, the first reason of several; "" if there is none."""
-    return next((reason for reason in verdict.reasons if reason.startswith(NOT_PROMOTED)), "")
 
 
 def noise_floors(store: Store, device_id: str, cells: Collection[str], model_id: str) -> list[NoiseFloor]:
@@ -114,7 +108,6 @@ def check(store: Store) -> list[str]:
 
 
 def _rows(store: Store, job_id: str) -> list[Row]:
-    """Return the verdict rows of a job."""
     rows = []
     for position, judged in enumerate(judge(store, job_id)):
         verdict, comparison = judged.verdict, judged.comparison

@@ -72,8 +72,6 @@ def counted(verdict: Verdict, role: str) -> list[int]:
 
 @dataclass(frozen=True)
 class _Run:
-    """One run of a chain."""
-
     chain: str
     model_id: str | None
     failed: str  # why it failed as a process
@@ -92,8 +90,6 @@ class _Gate:
 
 
 class _Evidence:
-    """The evidence of a finished job's chains."""
-
     def __init__(self, store: Store, job: Job) -> None:
         self.plan = job.plan
         self.runs = tuple(_runs(store, job.job_id))
@@ -156,7 +152,7 @@ def _runs(store: Store, job_id: str) -> Iterator[_Run]:
 
 
 def _gates(store: Store, job_id: str) -> Iterator[_Gate]:
-    """Yield the gates of a job; a key ends in the line number of the journal."""
+    """Yield the gates of a job; keys of gates and runs end in the line number of the journal, which gives the order."""
 
     def line(key: str) -> int:
         return int(key.rsplit("/", 1)[1])
@@ -182,8 +178,6 @@ def gate_name(row: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class _Case:
-    """A comparison and all inputs of its verdict."""
-
     step: ChainStep
     comparison: Comparison
     runs: Sequence[_Run]  # those of its chain that count
@@ -279,7 +273,6 @@ def _judged(evidence: _Evidence, case: _Case, verdict: Verdict) -> Judged:
 
 
 def _held_back(evidence: _Evidence, case: _Case, verdict: Verdict) -> Iterator[str]:
-    """Yield reasons against promoting a faster candidate."""
     if verdict.verdict != "faster" or verdict.screen:
         return
     if len(case.step.arms) == 1:

@@ -31,19 +31,15 @@ if TYPE_CHECKING:
 
 WIDTH, DPI = 9.0, 120
 """Width in inches; the height depends on the content."""
-WRAP = 128
-"""Characters of small text in one line."""
-TITLE = 80
-"""Characters of a title in one line; a longer title gets a smaller font."""
-HANDLE = 12
-"""Width of a legend's sample line and the space beside it, in characters."""
+WRAP = 128  # characters of small text in one line
+TITLE = 80  # characters of a title in one line; a longer title gets a smaller font
+HANDLE = 12  # width of a legend's sample line and the space beside it, in characters
 
 PAPER, INK, FAINT, RULE = "#f4f4f1", "#24292f", "#8c8c88", "#d9d9d4"
 """The background has a colour, so that a picture reads the same on a light and on a dark page."""
 COLOURS = ("#0b62a4", "#c2500a", "#1a7f5a", "#8a3d8f", "#6b5b00", "#333333")
 MARKERS = ("o", "^", "s", "D", "v", "P")
-DASHES = ("-", "--", "-.", ":")
-"""Lines differ in colour, dash and marker, so that colour alone is never needed."""
+DASHES = ("-", "--", "-.", ":")  # lines differ in colour, dash and marker, so that colour alone is never needed
 
 LOOK = {
     "font.family": ["DejaVu Sans"],
@@ -77,8 +73,7 @@ FLOOR = "matplotlib>=3.9"
 def new(height: float) -> Iterator[Figure]:
     """Yield an empty figure whose panels take `height` inches; its text is added by `label`.
 
-    Raises:
-        UsageError: if matplotlib is missing or does not load.
+    Raises UsageError if matplotlib is missing or does not load.
     """
     install = f"{sys.executable} -m pip install '{FLOOR}'"
     try:
@@ -128,7 +123,6 @@ def label(figure: Figure, title: str, about: Sequence[str], provenances: Sequenc
 
 
 def _origins(provenances: Sequence[Provenance]) -> list[str]:
-    """Return the origins of numbers; experiments are named if they were built from different trees."""
     unique = list(dict.fromkeys(provenances))
     sessions = dict.fromkeys(session for origin in unique for session in origin.sessions)
     builds = {}
@@ -194,10 +188,8 @@ AXES = {
 
 MOST = 8
 """Max lines in one picture; more lines make another picture."""
-WIDE = 8.0
-"""The y axis is logarithmic if the largest value exceeds the smallest by this factor."""
-HEIGHT = 3.4
-"""Height of a panel with its title and labels, in inches."""
+WIDE = 8.0  # the y axis is logarithmic if the largest value exceeds the smallest by this factor
+HEIGHT = 3.4  # height of a panel with its title and labels, in inches
 
 
 class Mark(NamedTuple):

@@ -12,10 +12,8 @@ from dgxlab.report import Number, Table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BAR = 0.55
-"""Height of a bar and its distance to the next, in inches."""
-HATCHES = ("", "//", "..")
-"""Patterns that distinguish groups of the same colour."""
+BAR = 0.55  # height of a bar and its distance to the next, in inches
+HATCHES = ("", "//", "..")  # patterns that distinguish groups of the same colour
 
 
 def bars(tables: Sequence[Table]) -> Figure:

@@ -88,7 +88,6 @@ def _rows(name: str) -> Iterator[dict[str, Any]]:
 
 
 def _implausible(figure: Figure) -> str:
-    """Return why a figure is impossible on the GPU in its host name; "" if possible."""
     peaks = peaks_of(figure.host)
     if peaks is None:
         return ""

@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 def find_arms(store: Store, wanted: Query) -> list[Evidence]:
     """Return the evidence on each experiment and each arm of each session that a query names.
 
-    Raises:
-        UsageError: if there is no such experiment or session, or the session compares two arms.
+    Raises UsageError if there is no such experiment or session, or the session compares two arms.
     """
     asks = []
     for name in wanted.experiment:
@@ -61,8 +60,7 @@ def find_arms(store: Store, wanted: Query) -> list[Evidence]:
 def of_forms(store: Store, wanted: Query, *forms: str) -> list[Evidence]:
     """Return the evidence of `find_arms` with only the cells of these forms that match the query's model and patterns.
 
-    Raises:
-        UsageError: if a pattern selects no cell, or an arm is left without one.
+    Raises UsageError if a pattern selects no cell, or an arm is left without one.
     """
     arms, tools = find_arms(store, wanted), [BY_FORM[form] for form in forms]
 

@@ -1,4 +1,7 @@
-"""What a report asks of the record: the user's `Query`, and for each arm an `Ask`, its cells and gates."""
+"""What a report asks of the record: the user's `Query`, and an `Ask` for each arm.
+
+An `Ask` has the cells and gates that an arm should have; `evidence` then looks for their results.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +55,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
 }
 """By form, the keys that its query may have, besides VIEW."""
 
-VIEW = ("columns", "wide")
-"""Keys that every form takes: they only choose what is shown."""
+VIEW = ("columns", "wide")  # keys that every form takes: they only choose what is shown
 
 LISTS = ("experiment", "session", "cells", "table", "source", "published", "file", "columns")
 """Keys whose value is a list, with commas between its items."""
@@ -84,8 +86,7 @@ class Query:
 def query(words: Mapping[str, str]) -> Query:
     """Parse a query, given its keys and values as a document's block or a command line has them.
 
-    Raises:
-        UsageError: if the form is unknown, it does not take a key, or a value is missing or given twice.
+    Raises UsageError if the form is unknown, it does not take a key, or a value is missing or given twice.
     """
     form = words.get("form", "")
     if form not in KEYS:
@@ -237,8 +238,7 @@ def job_of_arm(store: Store, name: str, host: str = "") -> Job:
 def newest_job(store: Store, name: str) -> Job:
     """Return the newest job of this name; one that is rejected or has gates only, if there is no other.
 
-    Raises:
-        UsageError: if there is no such job.
+    Raises UsageError if there is no such job.
     """
     # a session of gates only, perhaps of another tree, must not hide measured results
     if job := newest(store, "name = :name", f"job_id IN ({REJECTED}), kind = 'gate'", name=name):
@@ -301,11 +301,7 @@ def hypothesis(store: Store, job: Job) -> str:
 
 
 def plan_of(job: Job) -> Plan:
-    """Return a job's plan, decoded.
-
-    Raises:
-        UsageError: if a dgxlab with other fields wrote it.
-    """
+    """Return a job's plan, decoded; raises UsageError if a dgxlab with other fields wrote it."""
     try:
         return job.plan
     except ValueError as error:

@@ -26,8 +26,7 @@ SEARCHED = ("source_doc", "host", "engine", "pin", "model", "quant", "tool", "te
 UNREMARKABLE = ("", "approx")
 """Notes that are not shown beneath a table: "approx" is already visible in the number."""
 
-LONG = 40
-"""Max length of a series' name in a table; a longer one is replaced by a letter, which a note explains."""
+LONG = 40  # max length of a series' name in a table; a longer one is replaced by a letter, which a note explains
 
 
 def matching(known: Sequence[_Entry], pattern: str, what: str) -> list[_Entry]:
@@ -145,7 +144,7 @@ _CellMetric = tuple[_Cell, str]
 
 
 class _SeriesKey(NamedTuple):
-    """What distinguishes series: source, measured thing, and repetition for the same cell."""
+    """What distinguishes series: the source, what was measured, and a number if the source repeats a cell."""
 
     source_doc: str
     host: str
@@ -172,8 +171,7 @@ class Series:
 def matching_series(form: str, patterns: Sequence[str]) -> list[Series]:
     """Return the published figures that a form can show and that match any of the patterns, grouped into series.
 
-    Raises:
-        UsageError: if a pattern matches no figure.
+    Raises UsageError if a pattern matches no figure.
     """
     if not patterns:
         return []
@@ -209,7 +207,7 @@ def _words(figure: Figure, about: About) -> _SeriesKey:
 def _group(
     groups: Mapping[_SeriesKey, Mapping[_CellMetric, Figure]], words: _SeriesKey, place: _CellMetric
 ) -> _SeriesKey:
-    """Return the words of the first series that a figure fits into; operations may join their prompts' series."""
+    """Return the first series that a figure fits into, else a new one; operations join the series of their prompts."""
     if words.variant:
         for other, figures in groups.items():
             if place not in figures and all(mine in ("", theirs) for mine, theirs in zip(words, other, strict=True)):
@@ -226,8 +224,7 @@ def _name(words: _SeriesKey, figures: Mapping[_CellMetric, Figure], varying: Set
     return ": ".join(filter(None, (label(next(iter(figures.values()))), " ".join(own))))
 
 
-_Placed = list[tuple[Series, str, Figure]]
-"""Each figure in a table with its series and its place in words."""
+_Placed = list[tuple[Series, str, Figure]]  # each figure in a table with its series and its place in words
 
 
 def rows_beside(every: Sequence[Series], table: Table, column_of: Callable[[Row], str | None]) -> Table:
@@ -288,7 +285,7 @@ def fits(lead: Row, known: Mapping[str, object]) -> bool:
 
 
 def _row(rows: list[dict[str, Value]], lead: Row) -> dict[str, Value]:
-    """Return the measured row that has all values of `lead`; if none or several, a row for published figures."""
+    """Return the only measured row that has all values of `lead`; without one, a row for published figures."""
     fitting = [row for row in rows if fits(lead, row)]
     measured = [row for row in fitting if "published" not in row]
     if len(measured) == 1:
@@ -301,7 +298,6 @@ def _row(rows: list[dict[str, Value]], lead: Row) -> dict[str, Value]:
 
 
 def _notes(every: Sequence[Series], placed: _Placed, left: Sequence[Figure], where: str) -> Beside:
-    """Return the notes beneath a table; `left` are figures without a row or column."""
     sentences = []
     if left:
         names = list(dict.fromkeys(f"{figure.test} {figure.metric}" for figure in left))

@@ -45,7 +45,7 @@ def layout(
 
 
 def _metric(name: str, unit: str) -> units.Metric:
-    """Return a metric; one of an imported file that dgxlab does not measure is shown in the unit that it has there."""
+    """Return a metric by name; one that only an imported file has is shown in its own unit."""
     known = name in units.METRICS or name in units.COMPUTED
     return units.metric(name) if known else units.Metric(name, unit, "", name)
 

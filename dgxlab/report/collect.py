@@ -14,10 +14,10 @@ from dgxlab.report import ask as asking
 from dgxlab.report.ask import Ask
 from dgxlab.report.evidence import Evidence, find_evidence
 from dgxlab.report.profile import by_group, profiles
-from dgxlab.report.records import Failure, Glance, Missing, Overview, Report, Row, SessionReport, columns, grouped, some
+from dgxlab.report.records import Failure, Glance, Missing, Overview, Report, Row, columns, grouped, some
 from dgxlab.report.session import WORDS, failed_gate, failed_session, older
 from dgxlab.report.tables import status_of, tables
-from dgxlab.report.verdicts import summary, verdicts
+from dgxlab.report.verdicts import collect_session, summary
 from dgxlab.store import alias
 
 if TYPE_CHECKING:
@@ -37,19 +37,10 @@ def collect(store: Store, experiment: str | None = None, *, job_id: str | None =
         raise UsageError("a report is about one experiment or one session", next="dgxlab jobs")
     job = store.job(job_id) if job_id is not None else asking.newest_job(store, str(experiment))
     if job.kind in SESSIONS:
-        return verdicts(store, job)
+        return collect_session(store, job.job_id)
     if job_id is None:
         return _collect(store, f"Experiment {job.name}", [asking.of_newest(store, job)], job)
     return _collect(store, f"Session {job.job_id}", asking.of_session(store, job), job)
-
-
-def collect_session(store: Store, job_id: str) -> SessionReport:
-    """Return the report of a session of two arms.
-
-    Raises:
-        UsageError: if there is no such session.
-    """
-    return verdicts(store, store.job(job_id))
 
 
 def collect_experiment(store: Store, experiment: Experiment, source: Source, device: Device) -> Report:
@@ -78,7 +69,7 @@ def _collect(store: Store, title: str, asks: Sequence[Ask], job: Job | None) -> 
 
 
 def _rejected(store: Store, asks: Sequence[Ask], job: Job | None) -> Iterator[Failure]:
-    """Yield the other, rejected sessions that built these trees: their results are left out."""
+    """Yield the rejected sessions, other than `job`, that built these trees: the report leaves out their results."""
     trees = canonical([[ask.arm.source.pin, ask.arm.source.tree] for ask in asks])
     rows = store.rows(
         """SELECT DISTINCT job_id, reason FROM rejections JOIN arms USING (job_id)
@@ -103,7 +94,6 @@ def _missing(arm: Evidence, default: str) -> list[Missing]:
 
 
 def _failures(arm: Evidence) -> Iterator[Failure]:
-    """Yield failed gates, failed runs of this arm's cells, and failed runs whose cells are unknown."""
     for row in arm.failed:
         yield failed_gate(row, again=arm.gates[row["gate_digest"]]["status"] != "failed")
     asked, absent = ({ask.identity for ask in asks} for asks in (arm.ask.cells, arm.absent))
@@ -118,8 +108,7 @@ def _failures(arm: Evidence) -> Iterator[Failure]:
         )
 
 
-SHOWN = 3
-"""Rows of each table of the overview, twice as many for sessions: it fits on a screen of 30 lines."""
+SHOWN = 3  # rows of each table of the overview, twice as many for sessions: it fits on a screen of 30 lines
 
 COUNTS = """SELECT (SELECT count(*) FROM jobs) AS sessions,
                    (SELECT count(DISTINCT name) FROM experiments) AS experiments,

@@ -118,7 +118,7 @@ Lost = tuple[Row, tuple[CellAsk, ...]]
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the record has for an ask."""
+    """What the record has for an `Ask`, all of one build on one device."""
 
     ask: Ask
     name: str  # the arm's name in tables
@@ -193,7 +193,6 @@ def find_evidence(store: Store, ask: Ask) -> Evidence:
 
 
 def _machine(job: Job, device: Device | None) -> str:
-    """Return where a job ran: the host's name here, its own name, and the device."""
     own = (job.facts or {}).get("hostname", "")
     known = ", ".join(filter(None, ("" if own == job.host else own, device.label if device else "")))
     return f"{job.host} ({known})" if known else job.host
@@ -228,7 +227,7 @@ def _measured(store: Store, ask: Ask, valid: Sequence[Row]) -> Iterator[Measured
 def _of_chains(
     store: Store, valid: Sequence[Row], values: Mapping[str, Sequence[Row]]
 ) -> Iterator[tuple[tuple[str, str, str], tuple[list[Row], dict[str, Number]]]]:
-    """Yield the runs behind an arm's means and the means, by (Cell.key, model_id, env_digest), oldest first."""
+    """Yield by (Cell.key, model_id, env_digest), oldest first, an arm's runs that count and the mean of each metric."""
     of_chains = (run for run in valid if run["role"] in (BASELINE, CANDIDATE))
     chains = grouped(((run["job_id"], run["chain"], run["role"]), run) for run in of_chains)
     for (job_id, chain, role), runs in chains.items():
@@ -254,7 +253,7 @@ def _of_chains(
 
 
 def _accepted(model: Model, valid: Sequence[Row]) -> str:
-    """Return the current model_id: the recipe's, or for a file the one in the newest run that read it."""
+    """Return the model_id that counts: the recipe's, or for a file the one of the newest run that read this path."""
     if not files_of(model):
         return model_id(model)
     if not isinstance(model, FileModel):
@@ -276,7 +275,7 @@ def mean_of(judged: Judged, role: str, metric: str, medians: Mapping[int, float]
 
 
 def _lost(store: Store, runs: Sequence[Row]) -> Iterator[Lost]:
-    """Yield runs with the cells of their step, which is identified by the run's arguments."""
+    """Yield runs, each with the cells of its step, which is found by the arguments."""
     steps: dict[str, tuple[RunStep, ...]] = {}
     for job_id in {run["job_id"] for run in runs}:
         try:

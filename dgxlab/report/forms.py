@@ -24,7 +24,7 @@ from dgxlab.report.profile import profile
 from dgxlab.report.records import Beside, Column, Number, Origin, Page, Provenance, Row, Table, Value
 from dgxlab.report.session import WORDS, ChainSession
 from dgxlab.report.tables import OPS, contents_text, fidelity_text, gate_tables, provenance, sorted_cells, tables
-from dgxlab.report.verdicts import newest_with_verdicts, verdicts
+from dgxlab.report.verdicts import collect_session, newest_with_verdicts
 from dgxlab.roofline import Peaks
 from dgxlab.store import alias, only_match
 
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 def page(store: Store, wanted: Query) -> Page:
     """Return the tables of a query; its sessions may be named by prefix or alias.
 
-    Raises:
-        UsageError: if the record has no matching data, or a session's name is unknown or ambiguous.
+    Raises UsageError if the record has no matching data, or a session's name is unknown or ambiguous.
     """
     sessions = tuple(only_match(store.job_ids(text), text) for text in wanted.session)
     return FORMS[wanted.form](store, replace(wanted, session=sessions))
@@ -82,7 +81,6 @@ def _gates(store: Store, wanted: Query) -> Page:
 
 
 def _gates_beside(wanted: Query, table: Table) -> Table:
-    """Return a table of gates with additional rows for gates in documents."""
     if not wanted.published:
         return table
     every = {entry.line: entry for pattern in wanted.published for entry in matching(figures.gates(), pattern, "gate")}
@@ -110,7 +108,7 @@ def _verdicts(store: Store, wanted: Query) -> Page:
     for job in jobs:
         if job.kind not in SESSIONS:
             raise UsageError(f"session {job.job_id} compares nothing", next=f"dgxlab report {job.job_id}")
-        report = verdicts(store, job)
+        report = collect_session(store, job.job_id)
         if not report.ended:
             raise UsageError(f"session {job.job_id} has not ended and shows nothing before", next="dgxlab jobs")
         _, _, what = report.title.partition(": ")
@@ -132,7 +130,6 @@ def _published(_: Store, wanted: Query) -> Page:
 
 
 def _provenance(store: Store, wanted: Query) -> Page:
-    """Return a column for each experiment, from its newest session or the named sessions."""
     jobs = [(asking.job_of_arm(store, name, wanted.host), name) for name in wanted.experiment]
     jobs += [(store.job(session), "") for session in wanted.session]
     arms: list[tuple[Job, Mapping[str, Any]]] = []
@@ -158,7 +155,6 @@ def _provenance(store: Store, wanted: Query) -> Page:
 
 
 def _facts(store: Store, job: Job, arm: Provenance, row: Mapping[str, Any]) -> Iterable[tuple[str, Value]]:
-    """Yield the facts with their values, an empty value for unknown ones."""
     cmake, tools = json.loads(row["cmake"]), json.loads(row["toolchain"])
     details: Mapping[str, Any] = (job.facts or {}).get("details", {})
     driver, memory = details.get("driver", {}), details.get("memory_mib")
@@ -200,12 +196,11 @@ def _facts(store: Store, job: Job, arm: Provenance, row: Mapping[str, Any]) -> I
 BYTES = {name.lower(): size / count for name, count, size in TYPES.values()}
 """Bytes per weight in ggml's blocks, scales included."""
 
-PATH = "bf16"
-"""The compute path whose peak is the reference of all rows."""
+PATH = "bf16"  # the compute path whose peak is the reference of all rows
 
 
 def _with_roof(table: Table, cells: Sequence[Measured]) -> Table:
-    """Add the bandwidth of operations and their shares of the GPU's peaks, if known, to the table of these cells."""
+    """Add columns to a table of operations: bandwidth, and shares of the GPU's peaks if these are known."""
     device = table.provenance.device
     peaks = roofline.together(device.names, alone=True) if device else None
     added = [_roof_row(cell, peaks) for cell in sorted_cells(OPS, cells)]
@@ -226,7 +221,6 @@ def _with_roof(table: Table, cells: Sequence[Measured]) -> Table:
 
 
 def _roof_row(cell: Measured, peaks: Peaks | None) -> dict[str, Value]:
-    """Return a row's bandwidth, and its shares as text and as numbers."""
     time, shape = cell.quantities.get("time_us"), _shape(cell.ask.cell.params)
     if time is None or shape is None:
         return {}
@@ -244,7 +238,7 @@ def _roof_row(cell: Measured, peaks: Peaks | None) -> dict[str, Value]:
 
 
 def _shape(params: Mapping[str, Param]) -> tuple[float, float] | None:
-    """Return operations and bytes, of operands and result, of a plain matrix multiplication; None for anything else."""
+    """Return the floating-point operations and the bytes of a plain matrix multiplication; None for anything else."""
     weights, other = (BYTES.get(str(params.get(name)).lower()) for name in ("type_a", "type_b"))
     plain = params.get("bs", "[1,1]") == params.get("nr", "[1,1]") == "[1,1]"  # without batches
     m, n, k = (params.get(name) for name in ("m", "n", "k"))

@@ -18,20 +18,11 @@ from dgxlab.tools.reading import Values
 if TYPE_CHECKING:
     from dgxlab.store import Store
 
-SPREADS = {"avg_ts": "stddev_ts"}
-"""The metric with the spread of a metric; for other metrics it is `NAME error`."""
-
-REPETITIONS = {"avg_ts": "samples_ns"}
-"""The metric with the single values of a metric, which some files have."""
-
-MOST = 8
-"""Max metrics shown as columns for a file with one row; more are shown as rows."""
-
-COUNTS = ("cases", "runs", "kB")
-"""Units of counts and settings: they are shown as plain numbers."""
-
+SPREADS = {"avg_ts": "stddev_ts"}  # the metric with the spread of a metric; for other metrics it is `NAME error`
+REPETITIONS = {"avg_ts": "samples_ns"}  # the metric with the single values of a metric, which some files have
+MOST = 8  # max metrics shown as columns for a file with one row; more are shown as rows
+COUNTS = ("cases", "runs", "kB")  # units of counts and settings: they are shown as plain numbers
 FILES = "SELECT * FROM imports ORDER BY at, import_id"
-
 NOWHERE = Provenance("imported", (), "", (), "", None, "")
 
 
@@ -45,8 +36,7 @@ def imports(store: Store, wanted: Query) -> tuple[Table, ...]:
 def find_import(store: Store, name: str) -> Mapping[str, Any]:
     """Return the row of the imported file with this name or id prefix; blanks in the name may differ.
 
-    Raises:
-        UsageError: if there is none, or more than one.
+    Raises UsageError if there is none, or more than one.
     """
     known = store.rows(FILES)
     files = [row for row in known if row["name"].split() == name.split() or row["import_id"].startswith(name)]
@@ -117,7 +107,6 @@ def _by_metric(row: FileRow) -> list[Values]:
 
 
 def _numbers(row: FileRow) -> Iterator[tuple[str, Value]]:
-    """Yield the valid numbers of a row, each with its spread and repetitions if the file has them."""
     counted = {each.metric: each for each in _by_metric(row) if not each.discarded}
     for name, each in counted.items():
         if name in (*SPREADS.values(), *REPETITIONS.values()) or name.endswith(" error"):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dgxlab import judgement, units
 from dgxlab.errors import UsageError
+from dgxlab.judgement import NOT_PROMOTED
 from dgxlab.report import ask as asking
 from dgxlab.report.arms import by_environment, distinct_asks, of_forms, settings_with_model, side_by_side
 from dgxlab.report.ask import CellAsk, Query, op_params
@@ -18,18 +19,17 @@ from dgxlab.report.records import Column, Number, Origin, Provenance, Row, Table
 from dgxlab.report.session import WORDS, older
 from dgxlab.report.tables import OPS, SINGLE_STREAM, common, provenance, sort_key, stream_test
 from dgxlab.report.verdicts import PREFIX, newest_with_verdicts
-from dgxlab.stats import VERDICTS
+from dgxlab.stats import VERDICTS, Verdict, speedup
 from dgxlab.store import REJECTED, alias
 from dgxlab.tools import BY_FORM
 
 if TYPE_CHECKING:
-    from dgxlab.judgement import Judged
     from dgxlab.store import Job, Store
 
 
 @dataclass(frozen=True)
 class _Outcome:
-    """The verdict of the newest session of two arms on its candidate."""
+    """The result of the newest comparison of a candidate with a baseline."""
 
     session: str
     kind: str  # ab or screen
@@ -46,39 +46,32 @@ class _Outcome:
 
 
 def _newest_outcome(store: Store, candidate: str, baseline: str = "") -> _Outcome | None:
-    """Return the newest session's outcome for a candidate, against this baseline or any; None if there is none."""
     job = newest_with_verdicts(store, candidate, baseline)
     if job is None or job.kind == "noise":
         return None
     judged = judgement.recorded(store, job.job_id)
-    word = judgement.session_verdict([each.verdict.verdict for each in judged])
+    verdicts = [each.verdict for each in judged]
+    word = judgement.session_verdict([verdict.verdict for verdict in verdicts])
     promoted = word == "faster" and any(each.promoted for each in judged)
     gains = {
-        (each.comparison.candidate, each.comparison.metric): 1 + _gain(each) / 100
+        (each.comparison.candidate, each.comparison.metric): 1 + speedup(each.verdict.effect, each.verdict.better)
         for each in judged
         if each.verdict.effect is not None
     }
-    return _Outcome(job.job_id, job.kind, job.protocol, word, promoted, "; ".join(_because(judged)), gains)
+    return _Outcome(job.job_id, job.kind, job.protocol, word, promoted, "; ".join(_because(verdicts)), gains)
 
 
-def _because(judged: Sequence[Judged]) -> Iterator[str]:
-    """Yield the number of claims per verdict, their effects, and the reason of the first one."""
-    groups = grouped((each.verdict.verdict, each) for each in judged)
+def _because(verdicts: Sequence[Verdict]) -> Iterator[str]:
+    groups = grouped((verdict.verdict, verdict) for verdict in verdicts)
     for word in sorted(groups, key=VERDICTS.index):
-        of_word = groups[word]
-        gains = sorted(_gain(each) for each in of_word if each.verdict.effect is not None)
-        ends = dict.fromkeys(f"{gain:+.2f}" for gain in gains[:1] + gains[-1:])
+        gains = sorted(speedup(each.effect, each.better) for each in groups[word] if each.effect is not None)
+        ends = dict.fromkeys(f"{100 * gain:+.2f}" for gain in gains[:1] + gains[-1:])
         around = f" ({' to '.join(ends)} % in speed)" if ends else ""
-        first = next((reason for each in of_word for reason in judgement.reasons(each.verdict)), "")
-        held = next((reason for each in of_word if (reason := judgement.held_back(each.verdict))), "")
+        first = next((reason for each in groups[word] for reason in judgement.reasons(each)), "")
+        reasons = (reason for each in groups[word] for reason in each.reasons)
+        held = next((reason for reason in reasons if reason.startswith(NOT_PROMOTED)), "")
         why = ", ".join(dict.fromkeys(filter(None, (first if word == "invalid" else "", held))))
-        yield f"{len(of_word)} of {len(judged)} {word}{around}" + (f": {why}" if why else "")
-
-
-def _gain(judged: Judged) -> float:
-    """Return by how many percent a candidate is faster, for times as well as throughputs."""
-    effect = judged.verdict.effect or 0.0
-    return 100 * (effect if judged.verdict.better == "higher" else 1 / (1 + effect) - 1)
+        yield f"{len(groups[word])} of {len(verdicts)} {word}{around}" + (f": {why}" if why else "")
 
 
 STATUS = {
@@ -126,7 +119,7 @@ def experiments(store: Store, wanted: Query) -> Table:
 
 
 def _status(outcome: _Outcome | None, latest: Job | None) -> Row:
-    """Return an experiment's status, its newest verdict and the deciding session: the newest session if that failed."""
+    """Return an experiment's status, verdict, reason and session: of `latest` if that failed, else of the outcome."""
     state = latest.state if latest else ""
     if outcome is not None and state not in ("failed", "lost"):
         status = STATUS[outcome.word]
@@ -204,9 +197,9 @@ def steps(store: Store, wanted: Query) -> Table:
 
 
 def _ratio(arm: Evidence, base: Evidence | None, shown: _Shown, outcome: _Outcome | None) -> tuple[str | None, str]:
-    """Return a step's speedup over the baseline, as text over the common columns, and its source.
+    """Return a step's speedup over the baseline as text, and where it comes from.
 
-    The source is "verdict", "medians" (of different sessions), or "device": no ratio between devices.
+    That is "verdict", "medians" (of different sessions), or "device": there is no ratio between devices.
     """
     if base is None or arm is base:
         return "baseline" if base else None, ""

@@ -45,11 +45,10 @@ An underscore between letters or digits cannot, and MUL_MAT stays readable. All 
 makes literal in CommonMark.
 """
 
-WIDTH = 120
-"""Max length of a line outside of tables, unless a word is longer."""
+WIDTH = 120  # max length of a line outside of tables, unless a word is longer
 
 NO_LEADS = ("count", "found", "verdict")
-"""The first column of values in tables of gates and verdicts; in other tables it is the first metric."""
+"""Columns that no longer name a row, though they are no metric: the first values in tables of gates and verdicts."""
 
 BRIEF = ("verdict", "effect", "interval", "baseline", "candidate", "promoted")
 """Columns of verdicts that are shown without --wide, after those that name a row."""
@@ -67,8 +66,7 @@ DETAILS = ("against", "sizes", "asked")
 
 ARITHMETIC = "this shows that the arithmetic is right, not how good a model is"
 
-_Part = tuple[str, str]
-"""A word in bold, "" for none, and the text after it."""
+_Part = tuple[str, str]  # a word in bold, "" for none, and the text after it
 
 
 def render(report: Report, *, wide: bool = False) -> str:
@@ -151,7 +149,7 @@ def _environment() -> jinja2.Environment:
 
 @dataclass
 class _Note:
-    """One numbered source: its facts, and the conditions sampled for all tables that name it."""
+    """A numbered source: its facts, and the conditions sampled for all tables that refer to it."""
 
     title: str
     facts: Sequence[str]
@@ -164,7 +162,7 @@ class _Note:
 
 
 class _Sheet:
-    """The tables of one document, with numbered sources and notes on hidden columns; `wide` shows everything."""
+    """The tables of a document, laid out for the templates, with numbered sources and what was left out."""
 
     def __init__(
         self,
@@ -176,8 +174,7 @@ class _Sheet:
     ) -> None:
         """Lay the tables out, only with `columns` (keys or labels) if given.
 
-        Raises:
-            UsageError: if no table has a column of such a name.
+        Raises UsageError if no table has a column of such a name.
         """
         every = {column.key: column.label for table in tables for column in table.columns}
         for name in columns:
@@ -218,7 +215,7 @@ def _omitted(tables: Sequence[Table], failures: Sequence[Failure]) -> Iterator[s
 
 
 def _choose(table: Table, names: Sequence[str], *, wide: bool) -> tuple[list[Column], Row]:
-    """Return the columns to show, and the values common to all rows, which need no column."""
+    """Return the columns to show, and the values that are the same in all rows and so need no column."""
     _, aside = _aside(table, wide=wide)
     columns, moved = [column for column in table.columns if column.key not in aside], {}
     if not wide:
@@ -243,7 +240,7 @@ def _choose(table: Table, names: Sequence[str], *, wide: bool) -> tuple[list[Col
 
 
 def _aside(table: Table, *, wide: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the keys of a row's name, and those of the texts beneath the table."""
+    """Return the columns that name a row, and the columns whose texts become notes beneath the table."""
     names, texts = ASIDE.get(table.form, ((), ()))
     if wide:
         texts = (*texts, *DETAILS) if table.form == "gates" else ()
@@ -251,7 +248,7 @@ def _aside(table: Table, *, wide: bool) -> tuple[tuple[str, ...], tuple[str, ...
 
 
 def _parts(table: Table, chosen: list[Column]) -> list[list[Column]]:
-    """Split the columns of a session's verdicts where all are shown: what others leave out has a table of its own."""
+    """Split the columns of a session's verdicts in two tables, as --wide shows more than fit."""
     leads = list(takewhile(lambda column: column.key not in BRIEF, chosen))
     brief = [column for column in chosen if column.key in BRIEF]
     rest = [column for column in chosen[len(leads) :] if column not in brief]
@@ -336,7 +333,6 @@ def _sides(table: Table) -> Sequence[Origin]:
 
 
 def _sources(table: Table) -> Iterator[tuple[object, _Note]]:
-    """Yield the sources of a table, each with its identity."""
     for side in _sides(table):
         experiment = side.provenance.experiment
         title = side.label or f"experiment {experiment}"

@@ -19,8 +19,7 @@ from dgxlab.tools.kernel_groups import OTHER, group_of
 if TYPE_CHECKING:
     from dgxlab.store import Store
 
-UNEXPLAINED = 0.05
-"""If kernels that no rule groups take more than this share of a step, a note names them."""
+UNEXPLAINED = 0.05  # if kernels that no rule groups take more than this share of a step, a note names them
 SHOWN = 0.01
 """Kernels with a smaller share of a step are not listed; of two experiments, kernels whose time changed by less."""
 
@@ -78,8 +77,7 @@ class Profile:
 def profile(store: Store, wanted: Query) -> Page:
     """Return the page of form=profile: the kernels of one experiment, or what changed between two.
 
-    Raises:
-        UsageError: if there are more experiments, or no profile, or none that both have.
+    Raises UsageError if there are more experiments, or no profile, or none that both have.
     """
     arms = of_forms(store, wanted, "profile")
     if len(arms) > 2:
@@ -171,7 +169,6 @@ def _notes(each: Profile) -> Iterable[str]:
 
 
 def _beside(pair: tuple[Profile, Profile]) -> tuple[Table, Table]:
-    """Return what moved between two experiments: by group, and by kernel."""
     groups = [{name: sum(k.us for k in kernels) for name, kernels in each.groups().items()} for each in pair]
     kernels = [{kernel.name: kernel.us for kernel in each.kernels} for each in pair]
     least = SHOWN * max(each.us for each in pair)

@@ -19,7 +19,7 @@ ABOUT = ("source_doc", "host", "engine", "pin", "model", "quant", "tool", "test"
 
 
 def _document(name: str) -> Table:
-    """Return a table of published/tables.json, which names figures by their line in published.csv."""
+    """Return a table of published/tables.json, which refers to figures by their line in published.csv."""
     text = resources.files("dgxlab.published").joinpath("tables.json").read_text(encoding="utf-8")
     content = json.loads(text)[name]
     rows = [

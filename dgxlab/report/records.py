@@ -1,4 +1,4 @@
-"""Records of a report, before layout."""
+"""What a report consists of, before it is laid out: tables, numbers, provenance, notes."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Remark:
 
 @dataclass(frozen=True)
 class Beside:
-    """The notes beneath a table on its published figures."""
+    """The notes beneath a table that has published figures beside measured numbers."""
 
     sources: tuple[Source, ...]
     shared: tuple[str, ...] = ()  # common to all of them: engine, version, model

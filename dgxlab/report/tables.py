@@ -32,11 +32,8 @@ if TYPE_CHECKING:
 
 _Setting = TypeVar("_Setting")
 
-UNSTEADY = 0.05
-"""A cell whose MAD is a larger share of its median gets a flag."""
-
-STREAM = ("n_prompt", "n_gen", "n_depth")
-"""Parameters that a test's name has, as `pp512` or `tg128 @ d4096`."""
+UNSTEADY = 0.05  # a cell whose MAD is a larger share of its median gets a flag
+STREAM = ("n_prompt", "n_gen", "n_depth")  # parameters that a test's name has, as `pp512` or `tg128 @ d4096`
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,7 @@ FORMS: Mapping[str, Form] = {BY_FORM[form.name]: form for form in (OPS, SINGLE_S
 
 
 def tables(evidence: Evidence) -> list[Table]:
-    """Return every table that an arm has evidence for: gates, then measured cells."""
+    """Return every table that an arm has results for: gates, then measured cells."""
     groups = grouped(
         ((tool, form.title(cell.ask)), cell)
         for tool, form in FORMS.items()

@@ -70,12 +70,12 @@ PAIR = """SELECT DISTINCT job_id FROM verdict_list
 """The sessions of the same kind, baseline and candidate with verdicts, oldest first."""
 
 
-def verdicts(store: Store, job: Job) -> SessionReport:
+def collect_session(store: Store, job_id: str) -> SessionReport:
     """Return the report of a session of two arms; results of its chains are hidden until it has ended.
 
-    Raises:
-        UsageError: if its plan cannot be read.
+    Raises UsageError if there is no such session, or its plan cannot be read.
     """
+    job = store.job(job_id)
     session = ChainSession(store, job)
     compared = _comparisons(session) if session.ended else []
     words = [row.verdict.verdict for row in compared]
@@ -144,7 +144,7 @@ def _in_percent(verdict: Verdict) -> dict[str, Value]:
 
 
 def _pair_table(store: Store, own: int, jobs: Sequence[Job]) -> Table:
-    """Return a row for each comparison of one of the sessions, with its effect in each of them."""
+    """Return a row for each comparison of session `own`, with its effect in each session of the pair."""
     sessions = [ChainSession(store, job) for job in jobs]
     compared = [{row.identity: row for row in _comparisons(session)} for session in sessions]
     names = {}
@@ -184,8 +184,6 @@ def _pair_table(store: Store, own: int, jobs: Sequence[Job]) -> Table:
 
 @dataclass(frozen=True)
 class _Comparison:
-    """One comparison of a chain, with its verdict."""
-
     chain: ChainStep
     ask: CellAsk
     candidate_ask: CellAsk
@@ -260,13 +258,13 @@ def _table(session: ChainSession, form: Form, title: str, group: Sequence[_Compa
 
 
 def _of_both(form: Form, row: _Comparison) -> dict[str, tuple[Value, Value]]:
-    """Return a row's settings without a leading column (variables by name), with both arms' values."""
+    """Return the settings that are in no leading column, environment variables by name, with both arms' values."""
     sides = [{**settings_of(form, replace(ask, env={})), **ask.env} for ask in (row.ask, row.candidate_ask)]
     return {key: (sides[0].get(key), sides[1].get(key)) for key in dict.fromkeys((*sides[0], *sides[1]))}
 
 
 def _values(kind: str, row: _Comparison, medians: Medians) -> dict[str, Value]:
-    """Return a verdict's columns, with the numbers behind text columns; `medians` are those of the chains' runs."""
+    """Return the values of a row of verdicts, also as plain numbers for JSON; `medians` are those of all runs."""
     judged, verdict, metric = row.judged, row.verdict, units.metric(row.judged.comparison.metric)
 
     def mean(role: str, ask: CellAsk) -> Number | None:
@@ -304,7 +302,6 @@ def _values(kind: str, row: _Comparison, medians: Medians) -> dict[str, Value]:
 
 
 def _columns(kind: str, rows: Sequence[Mapping[str, Value]]) -> list[Column]:
-    """Return the columns of verdicts, the verdict first; a screen has no intervals."""
     metric = str(rows[0]["metric"])
     every = [
         Column("label", "speed") if len({row["metric"] for row in rows}) > 1 else None,
@@ -326,7 +323,6 @@ def _columns(kind: str, rows: Sequence[Mapping[str, Value]]) -> list[Column]:
 def _protocol(
     plan: Plan, chains: Sequence[ChainStep], group: Sequence[_Comparison], runs: Sequence[Row]
 ) -> dict[str, Value]:
-    """Return how the chains were measured, which is the same for all."""
     first = chains[0]
     limit = min(first.drift_limit, SCREEN_DRIFT_LIMIT) if first.screen else first.drift_limit
     decided = first.screen or plan.protocol < STEPS
@@ -345,7 +341,6 @@ def _protocol(
 
 
 def _flags(session: ChainSession, runs: Sequence[Row], *, several: bool) -> tuple[Flag, ...]:
-    """Return the flags of runs, grouped by kind."""
     named = {run["run_id"]: f"{run['chain']} " * several + f"{run['role']} {run['cycle']}" for run in runs}
     flags = by_run(session.store, FLAGS, named).values()
     results = []
@@ -356,7 +351,6 @@ def _flags(session: ChainSession, runs: Sequence[Row], *, several: bool) -> tupl
 
 
 def _discards(group: Sequence[_Comparison]) -> list[Discard]:
-    """Return the cycles that do not count, with equal rows grouped."""
     sizes = Counter(row.chain.id for row in group)
     groups = grouped(
         ((row.chain.id, cycle, reason), row.label) for row in group for cycle, reason in row.verdict.flaws.items()
@@ -368,8 +362,6 @@ def _discards(group: Sequence[_Comparison]) -> list[Discard]:
 
 
 def _because(group: Sequence[_Comparison], kind: str) -> Iterator[VerdictReasons]:
-    """Yield the reasons of verdicts, with rows of equal reasons grouped."""
-
     def reasons(verdict: Verdict) -> tuple[str, ...]:
         # without the confidence, which is in the table: it would split rows of equal reasons
         first = (_deciding(verdict),) if verdict.ci else ()
@@ -383,7 +375,7 @@ def _because(group: Sequence[_Comparison], kind: str) -> Iterator[VerdictReasons
 
 
 def _deciding(verdict: Verdict) -> str:
-    """Return the first reason of a verdict, which decided it, without the confidence of the intervals."""
+    """Return the first reason of a verdict without the confidence of its intervals."""
     same = "the interval of same" if verdict.same_ci else "the 90 % interval"  # that of the older protocols is fixed
     if verdict.verdict == "same":
         return f"{same} lies inside +-1 %"

@@ -45,7 +45,7 @@ class Chain:
 
     @property
     def planned(self) -> int:
-        """The number of planned cycles; `defect` and others allow up to EXTRA_CYCLES more."""
+        """The number of cycles that were planned, without extra ones."""
         return len(self.b) if self.cycles is None else self.cycles
 
     def defect(self) -> VerdictReason | None:
@@ -79,7 +79,8 @@ class Chain:
         """Return the cycles that do not count, each with the reason: those in `flaws`, and those at a step.
 
         At a step, the cycle's two baselines differ by more than noise, and each agrees with its other neighbour.
-        Nothing else in the values discards a cycle, since discarding for noise would bias the effect.
+        Nothing else in the values discards a cycle, since discarding for noise would bias the effect. In screens, and
+        before protocol STEPS, it is enough that the two baselines differ by more than `drift_limit`.
         """
         flaws, limit = dict(self.flaws), self.drift_limit
         # a screen is one bracket: its baselines have no other neighbours
@@ -142,7 +143,7 @@ def burn_in_settled(values: Sequence[float | None]) -> bool:
 
 
 def burn_in_needed(values: Sequence[float | None], fewest: int = BURN_IN_RUNS[0]) -> bool:
-    """Return whether a burn-in needs another run: until it has settled, from `fewest` to 16 runs.
+    """Return whether a burn-in needs another run: it has at least `fewest`, and at most 16 until it has settled.
 
     `values` has one value for each run so far, of one comparison.
     """

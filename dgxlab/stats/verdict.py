@@ -120,13 +120,14 @@ def promoted(verdict: Verdict, noise: float | None = None) -> bool:
     return least_gain(verdict.ci, verdict.better) > promotion_limit(noise)
 
 
-def least_gain(ci: tuple[float, float], better: str) -> float:
-    """Return the lower end of the speedup, a share, given the confidence interval of the effect.
+def speedup(effect: float, better: str) -> float:
+    """Return by which share a candidate is faster, given its effect: 1 / (1 + effect) - 1 if lower is better."""
+    return effect if better == "higher" else 1 / (1 + effect) - 1
 
-    If lower is better (time), the speedup is 1 / (1 + effect) - 1.
-    """
-    low, high = ci
-    return low if better == "higher" else 1 / (1 + high) - 1
+
+def least_gain(ci: tuple[float, float], better: str) -> float:
+    """Return the lower end of the speedup, given the confidence interval of the effect."""
+    return min(speedup(bound, better) for bound in ci)
 
 
 def promotion_limit(noise: float) -> float:
@@ -244,7 +245,6 @@ class _Estimate:
 
 
 def _estimate(chain: Chain, claims: int) -> _Estimate | Verdict:
-    """Return the estimate from the valid cycles, or an invalid verdict."""
     done, old = len(chain.b), chain.protocol < STEPS
     if defect := chain.defect():
         return invalid(done, defect)

@@ -147,7 +147,7 @@ def _refuse_conflicts(connection: sqlite3.Connection, ours: Path, theirs: Path, 
 
 
 def _different(connection: sqlite3.Connection, table: _MergeRule) -> str:
-    """Return SQL for a common key with different content."""
+    """Return SQL that finds a row of both databases whose content differs."""
     packed = DEFLATED.get(table.name, ())  # another zlib packs the same text into other bytes
     tests = [
         f"inflated(m.{name}) IS NOT inflated(t.{name})" if name in packed else f"m.{name} IS NOT t.{name}"
@@ -166,7 +166,7 @@ def _different(connection: sqlite3.Connection, table: _MergeRule) -> str:
 
 
 def _torn(table: _MergeRule) -> Iterator[str]:
-    """Yield SQL for a row of a common run or job that only one side has."""
+    """Yield SQL that finds a row that only one side has, of a run or job that both have."""
     if not table.part_of:
         return
     whole, key = table.part_of

@@ -145,7 +145,7 @@ def broken(connection: sqlite3.Connection) -> Iterator[str]:
 
 
 def _chain(connection: sqlite3.Connection, contents: Mapping[str, str]) -> None:
-    """Write these contents, and every seal that follows."""
+    """Write these contents, and every seal that follows from them."""
     stored = {unit: row for unit, *row in connection.execute("SELECT unit, content, seal FROM seals")}
     before = after = ""
     for unit in sorted(stored.keys() | contents.keys()):
@@ -178,12 +178,12 @@ def _contents(connection: sqlite3.Connection) -> dict[str, str]:
 
 
 def _unit(part: str) -> str:
-    """Return the unit of a part: a job's without the number of a line."""
+    """Return the unit that a part belongs to: a job's part is named JOB or JOB/LINE."""
     return "/".join(part.split("/", 2)[:2])
 
 
 def _group(part: str) -> str:
-    """Return which tables may have rows of a part: those of lines, of jobs, of imports, or the one that it is."""
+    """Return the group of tables that may have rows of a part: of lines, of jobs, of imports, or a table of its own."""
     kind, _, owner = part.partition("/")
     return part if kind == "table" else f"{kind} line" if "/" in owner else kind
 
