@@ -35,7 +35,7 @@ NAMED = 10  # max number of values listed; of more only the count is shown
 
 @dataclass(frozen=True)
 class Imported:
-    """A file of a tool's output that was read."""
+    """An output file of a tool, after it was read."""
 
     name: str  # the file's name, without its folder
     content: bytes  # the file's content, unpacked; of an SQLite export of nsys its summary

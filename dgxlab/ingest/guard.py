@@ -60,9 +60,7 @@ class Guard:
     def implausible(self, run: Row, extremes: Iterable[Extremes]) -> str:
         """Return why a run's numbers are physically impossible; "" if they are possible or cannot be checked.
 
-        Args:
-            run: A row of `runs`; only job_id, arm, tool and model_id are read.
-            extremes: The range of each metric of each cell in that run.
+        `run` is a row of `runs`, of which job_id, arm, tool and model_id are read.
         """
         key = (run["job_id"], run["arm"], run["tool"])
         if key not in self._peaks:

@@ -90,13 +90,9 @@ def new(height: float) -> Iterator[Figure]:
 
 
 def label(figure: Figure, title: str, about: Sequence[str], provenances: Sequence[Provenance]) -> None:
-    """Write a title and the legend of all panels above them, and small text beneath them; the figure becomes higher.
+    """Write a title and the legend of all panels above them, and small text beneath; the figure becomes higher.
 
-    Args:
-        figure: The figure, with its panels drawn.
-        title: The title.
-        about: Parts of the small text, before those on origins.
-        provenances: Where the numbers come from.
+    The small text has the parts of `about`, then the origins of the numbers.
     """
     lines = []
     for texts in (about, _origins(provenances)):

@@ -13,23 +13,3 @@ from dgxlab.report.forms import page
 from dgxlab.report.markdown import render, render_overview, render_page
 from dgxlab.report.records import Number, Page, Provenance, Report, SessionReport, Table
 from dgxlab.report.verdicts import collect_session
-
-__all__ = [
-    "KEYS",
-    "Number",
-    "Page",
-    "Provenance",
-    "Query",
-    "Report",
-    "SessionReport",
-    "Table",
-    "collect",
-    "collect_experiment",
-    "collect_session",
-    "overview",
-    "page",
-    "query",
-    "render",
-    "render_overview",
-    "render_page",
-]

@@ -98,7 +98,7 @@ class About(NamedTuple):
 
 
 def read_op(figure: Figure) -> About | None:
-    """Return the operation with its parameters, such as `MUL_MAT m=4096 k=14336 n=1`; None if the figure has none."""
+    """Return the operation that a figure measured, such as `MUL_MAT m=4096 k=14336 n=1`; None if it measured none."""
     name, *words = figure.test.split()
     pairs = [word.partition("=") for word in words]
     if not figure.tool.startswith("test-backend-ops") or not figure.unit.endswith("FLOPS") or not pairs:
@@ -110,7 +110,7 @@ def read_op(figure: Figure) -> About | None:
 
 
 def read_stream(figure: Figure) -> About | None:
-    """Return the test of llama-bench, such as `pp512`, which is in the figure's metric or test; None if it has none."""
+    """Return the test of llama-bench that a figure measured, such as `pp512`; None if it measured none."""
     match = STREAM.match(figure.metric) or STREAM.match(figure.test)
     if figure.tool != "llama-bench" or figure.unit != "t/s" or match is None:
         return None
@@ -118,7 +118,7 @@ def read_stream(figure: Figure) -> About | None:
 
 
 def read_batch(figure: Figure) -> About | None:
-    """Return the prompt length, generation length and number of sequences of a speed; None for any other figure.
+    """Return the prompt length, generation length and number of sequences of a measured speed; None for another figure.
 
     The lengths are None if the figure does not give them.
     """
@@ -254,7 +254,7 @@ def rows_beside(every: Sequence[Series], table: Table, column_of: Callable[[Row]
 def columns_beside(every: Sequence[Series], table: Table, op_name: object = None) -> Table:
     """Return a table with columns added for each series, and rows for their cells that were not measured.
 
-    Only figures of the operation `op_name` are added, None for a table without operations; a note counts the others.
+    A table of operations gets only figures of `op_name`; a note counts the others. For any other table it is None.
     """
     if not every:
         return table

@@ -130,7 +130,7 @@ VERDICTS = """SELECT job_id, kind, protocol, json_group_array(verdict) AS words 
 
 
 def overview(store: Store) -> Overview:
-    """Return the overview of a database: its newest sessions, gates and verdicts, and how many rows it has."""
+    """Return the newest sessions, gates and verdicts of a database, and how many sessions, runs and samples it has."""
     (counts,) = store.rows(COUNTS)
     if not counts["imported files"]:
         del counts["imported files"]

@@ -75,7 +75,7 @@ Medians = Mapping[tuple[str, str, str, str], Mapping[int, float]]
 
 
 def medians_of(rows: Iterable[Row]) -> Medians:
-    """Return the median of each run of chains, given rows of VALUES."""
+    """Return the medians of runs of chains, as `Medians`, given their rows of VALUES."""
     pairs = grouped(
         ((row["chain"], row["role"], row["cell"], row["metric"]), (row["cycle"], row["value"])) for row in rows
     )
@@ -103,7 +103,7 @@ def by_kind(flags: Iterable[Row]) -> Iterator[tuple[list[Row], str]]:
 
 @dataclass(frozen=True)
 class Measured:
-    """A cell with its newest valid run; for a chain, the arm's last run, and the means over its runs as numbers."""
+    """A cell with its newest valid run and its numbers; of a chain, the arm's last run, and means over its runs."""
 
     ask: CellAsk
     run: Row  # of RUNS
@@ -266,7 +266,7 @@ def _accepted(model: Model, valid: Sequence[Row]) -> str:
 
 
 def mean_of(judged: Judged, role: str, metric: str, medians: Mapping[int, float]) -> Number:
-    """Return the geometric mean of an arm's runs that count, given its role and the median of each run by cycle."""
+    """Return the geometric mean of a metric over an arm's runs that count; `medians` has each run's median by cycle."""
     cycles = judgement.counted(judged.verdict, role)
     runs = [medians[cycle] for cycle in sorted(set(cycles))]
     mean = statistics.geometric_mean(medians[cycle] for cycle in cycles)

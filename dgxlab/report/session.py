@@ -149,12 +149,9 @@ def failed_gate(gate: Row, whose: str = "", *, again: bool = False) -> Failure:
 
 
 def failed_session(job: Job | None, listed: Iterable[Failure], *, gate_listed: bool = False) -> list[Failure]:
-    """Return the failure of a session as a list; empty if it is done, or if its cause is shown elsewhere.
+    """Return the failure of a session as a list; empty without a session, if it is done, or if its cause is shown.
 
-    Args:
-        job: The session; None if there was none.
-        listed: Failures that the report shows.
-        gate_listed: Whether these include a failed gate of the session.
+    `listed` are the failures shown; `gate_listed` says whether a failed gate of the session is shown.
     """
     if job is not None and job.rejected:
         return [Failure(job.job_id, "session", "rejected", job.rejected, kind="session")]

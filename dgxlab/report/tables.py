@@ -98,13 +98,9 @@ def stream_test(params: Mapping[str, Param]) -> str:
 def provenance(
     evidence: Evidence, jobs: Iterable[str], models: Iterable[str] = (), cells: Iterable[Cell] = ()
 ) -> Provenance:
-    """Return where an arm's results come from.
+    """Return where the results come from that an arm's `jobs` measured with these models.
 
-    Args:
-        evidence: The arm.
-        jobs: Ids of the jobs that measured the results.
-        models: Names of the models they used.
-        cells: The cells they are of, which decide the backend; without cells it is the build's.
+    `cells` decide the backend; without them, it is the build's.
     """
     source, cmake = evidence.ask.arm.source, evidence.ask.arm.cmake
     asked = {name: evidence.ask.models[name] for name in models if name in evidence.ask.models}
@@ -195,9 +191,7 @@ def gate_rows(
 ) -> Iterator[tuple[str, list[LaunchedGate], tuple[Column, ...], list[Row]]]:
     """Yield the title, gates, columns and rows of up to two tables: of parity gates and of the other gates.
 
-    Args:
-        gates: Each gate with its row in the record, None if it was not run.
-        leads: For each gate, values that come first in its row.
+    Each gate has its row in the record, None if it was not run; `leads` has the first values of each row here.
     """
     parity: list[tuple[LaunchedGate, Row]] = []
     checks: list[tuple[LaunchedGate, Row]] = []

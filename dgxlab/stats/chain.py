@@ -177,7 +177,7 @@ def another_cycle(planned: int, done: int, valid: int) -> bool:
 
 
 def hopeless(planned: int, done: int, valid: int) -> bool:
-    """Return whether so few of the cycles done are valid that even extra cycles cannot make the chain valid."""
+    """Return whether even extra cycles could not make the chain valid; arguments as in `another_cycle`."""
     return done - valid > planned + EXTRA_CYCLES - cycles_needed(planned)
 
 

@@ -45,7 +45,7 @@ def sigma_bound(values: Sequence[float | None]) -> float | None:
 
 
 def bound_factor(n: int) -> float:
-    """Return the ratio of `sigma_bound` to its estimate of sigma, for n >= 2 differences of neighbours.
+    """Return the ratio of the bound that `sigma_bound` returns to its estimate of sigma, given n >= 2 differences.
 
     Neighbouring differences share a run, so the variance has (tr M C)^2 / tr (M C)^2 degrees of freedom, where C is
     the covariance of the differences (2 and -1) and M removes their mean (Satterthwaite).
@@ -57,13 +57,10 @@ def bound_factor(n: int) -> float:
 def standard_error(spread: float, valid: int, pairs: int) -> float:
     """Return the standard error of the mean of d, assuming that both arms are equally noisy.
 
+    `spread` is s_d, `valid` is m (at least 2), `pairs` the number of pairs of neighbouring cycles that both count.
+
     d_i has variance 1.5 sigma^2, and two neighbours, which share a baseline, have covariance sigma^2 / 4:
     Var(mean d) = sigma^2 (1.5 + pairs / (2 m)) / m and E(s_d^2) = sigma^2 (1.5 - pairs / (2 m (m - 1))).
-
-    Args:
-        spread: s_d.
-        valid: m, at least 2.
-        pairs: Number of pairs of neighbouring cycles that both count.
     """
     shared = pairs / (2 * valid)
     return spread * math.sqrt((1.5 + shared) / (1.5 - shared / (valid - 1)) / valid)
@@ -128,7 +125,7 @@ def alternates(chain: Chain) -> bool:
 
 
 def fewest_cycles(claims: int) -> int:
-    """Return the minimum number k of valid cycles with which a session can make this many claims.
+    """Return the minimum number k of valid cycles for a session that makes this many claims.
 
     Without an effect any order of the runs is equally likely. All candidates beat (or lose to) all baselines with
     probability 2 / C(2k + 1, k); over all claims this must not exceed ALPHA.

@@ -273,13 +273,9 @@ def not_counted(flaws: Mapping[int, str]) -> Iterator[VerdictReason]:
 def screen(chain: Chain, noise: float | None, noise_cycles: int | None = None) -> Verdict:
     """Return the verdict on a single cycle a_0 b_1 a_1, enough to drop a bad idea early; never `same`.
 
-    The baselines must agree within 2 %. `faster` needs a candidate that beats both of them by 2.77 noise floors or
-    more, `slower` one that loses to both.
-
-    Args:
-        chain: The values of the cycle.
-        noise: The host's noise floor, a share; None makes the verdict invalid.
-        noise_cycles: Valid cycles from which the floor was computed: few raise the factor 2.77. None: floor is exact.
+    The baselines must agree within 2 %, and the candidate beat both, or lose to both, by 2.77 noise floors. `noise` is
+    the host's noise floor, a share; without it the verdict is invalid. If it comes from only `noise_cycles` valid
+    cycles, the factor is larger than 2.77; None means that it is exact.
     """
     chain = replace(chain, drift_limit=min(chain.drift_limit, SCREEN_DRIFT_LIMIT))
     return replace(_bracket(chain, noise, noise_cycles), better=chain.better, screen=True)

@@ -16,11 +16,6 @@ from dgxlab.store.store import Store
 Row = dict[str, Any]
 
 
-def _same_file(row: Row) -> bool:
-    content = row["content"].encode()
-    return (len(content), hashlib.sha256(content).hexdigest()) == (row["size"], row["sha256"])
-
-
 IDENTITIES: Mapping[str, tuple[str, Callable[[Row], bool]]] = {
     "cells": (
         "cell {cell} is not the digest of its parameters",
@@ -39,7 +34,13 @@ IDENTITIES: Mapping[str, tuple[str, Callable[[Row], bool]]] = {
         "the plan of job {job_id} is not what its digest says",
         lambda row: row["plan_digest"] == plan_digest(json.loads(row["plan"])),
     ),
-    "imports": ("the copy of imported file {import_id} is not the file that was imported", _same_file),
+    "imports": (
+        "the copy of imported file {import_id} is not the file that was imported",
+        lambda row: (
+            row["sha256"] == hashlib.sha256(content := row["content"].encode()).hexdigest()
+            and row["size"] == len(content)
+        ),
+    ),
 }
 """By table: the sentence about a row that does not match its key or digest, and the test whether a row matches."""
 

@@ -187,12 +187,9 @@ def _run(db: Database, name: str) -> None:
 
 
 def upgrade(connection: sqlite3.Connection, path: Path, *, stop_before: str | None = None) -> None:
-    """Apply every missing migration, up to but without the one named `stop_before`, after a backup of `path`.
+    """Apply the missing migrations in one transaction, after a backup of `path`; `stop_before` names the first to omit.
 
-    All are one transaction.
-
-    Raises:
-        SpecError: if the result breaks a foreign key; the database is then as it was.
+    Raises SpecError if the result breaks a foreign key; the database is then as it was.
     """
 
     def version() -> int:

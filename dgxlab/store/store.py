@@ -115,7 +115,7 @@ class Store:
         self.put_many(table, tuple(row), [tuple(row.values())])
 
     def put_many(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Insert rows, whose values are in the order of `columns`; existing keys as in `put`."""
+        """Insert rows, whose values are in the order of `columns`; an existing key is treated as in `put`."""
         marks = ",".join("?" * len(columns))
         sql = f"INSERT INTO {table} ({','.join(columns)}) VALUES ({marks}) {UPSERT.get(table, '')}"
         packed = [columns.index(name) for name in DEFLATED.get(table, ()) if name in columns]
@@ -135,14 +135,9 @@ class Store:
     def intend(self, plan: Plan, host_name: str, dgxlab_version: str, *, staged: str = "") -> Job:
         """Record a job that is about to be started, before the first network call; a second call changes nothing.
 
-        Args:
-            plan: The job's plan.
-            host_name: The host's name in hosts.yaml, or "local".
-            dgxlab_version: The version that made the plan.
-            staged: The text of the plan on the host, for a job that another client has started there.
+        `staged` is the text of the plan on the host, for a job that another client has started there.
 
-        Raises:
-            UsageError: if another plan has the same job id.
+        Raises UsageError if another plan has the same job id.
         """
         with self.transaction():
             for spec in plan.specs:
@@ -224,7 +219,7 @@ class Store:
     def up_to_date(
         self, build_id: str, device_id: str, cells: Iterable[Wanted], protocol: int = PROTOCOL
     ) -> set[Wanted]:
-        """Return those of `cells` that were measured on this build and device: a valid run has samples that count.
+        """Return those of `cells` that have counted samples of a valid run by this protocol on this build and device.
 
         A run of a chain is enough only if the chain has a verdict on the cell that is not invalid.
         """
@@ -252,9 +247,9 @@ class Store:
         return counted and gate.cases in ("", row["cases"]) and gate.unsupported in (None, row["unsupported"])
 
     def check_passed(self, build_id: str, device_id: str, gate_digest: str, inputs: Mapping[str, str]) -> bool:
-        """Return whether the newest result of any other gate on this build and device, with these inputs, is a pass.
+        """Return whether the newest result of a gate, other than a parity gate, is a pass on this build and device.
 
-        `inputs` has the model_id of each of the gate's models and the digest of each source file, by name.
+        Only results with these inputs count: the model_id of each of the gate's models, the digest of each source file.
         """
         asked = (build_id, device_id, gate_digest, canonical(inputs))
         row = self._latest("checks", "check_id", "inputs = ?", asked)
