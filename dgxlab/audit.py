@@ -1,4 +1,4 @@
-"""Check the record against its sources: the plans, the tools' own rows, the chains.
+"""Check the record against its own sources: jobs against their plans, samples against the tools' rows, verdicts.
 
 Plans are read as plain JSON, not decoded: an older dgxlab's plan has other fields.
 """
@@ -43,34 +43,38 @@ from dgxlab.store import Store, gate_digest
 from dgxlab.tools import BENCHES, judge_check
 
 Row = Mapping[str, Any]
-Labels = dict[str, str]
-"""A cell's label in plans, by Cell.key; of several labels, the alphabetically first."""
+_Labels = dict[str, str]  # a cell's label in plans, by Cell.key; of several labels, the alphabetically first
 
 PLACEHOLDER = re.compile(r"\{([a-z]+(?::[\w.-]+)?)\}")
 
-JSON = (  # columns
+JSON_COLUMNS = (
     *("plan", "facts", "series", "cmake", "toolchain", "recipe", "env", "argv", "raw", "gate", "inputs", "commands"),
     *("contents", "readings", "reasons", "flaky", "failed", "before", "after", "binaries", "libraries"),
 )
 
 _KINDS = {"jobs": "job", "arms": "build", "inputs": "model", "checks": "gate", "gates": "gate", "runs": "run"}
-# per table, the field types of the event that its rows come from; a column has the type of the field with its name
-TOLD = {table: get_type_hints(events.EVENTS[event], include_extras=True) for table, event in _KINDS.items()}
-TOLD["checks"] |= {"reasons": Texts, "kind": str}
-TOLD["gates"] |= {"reasons": Texts, **get_type_hints(Cases), **get_type_hints(Launched)}
+# by table, the types of its columns, which are named like the fields of the event that the row comes from
+FIELD_TYPES = {table: get_type_hints(events.EVENTS[event], include_extras=True) for table, event in _KINDS.items()}
+FIELD_TYPES["checks"] |= {"reasons": Texts, "kind": str}
+FIELD_TYPES["gates"] |= {"reasons": Texts, **get_type_hints(Cases), **get_type_hints(Launched)}
 
 
 def check(store: Store) -> list[str]:
-    """Return a sentence for each problem of a database; SpecError if it is too damaged to be read."""
+    """Return a sentence for each problem of a database; verdicts are checked only if there is no other problem.
+
+    Raises SpecError if the database is too damaged to be read.
+    """
     problems = [*stores.check(store), *_measured(store)]
     return problems or judgement.check(store)  # verdicts cannot be checked on unsound evidence
 
 
 def merge(into: Store, other: Path) -> dict[str, int]:
-    """Add every row of `other` that `into` lacks, judge again, check the result; return the added rows by table.
+    """Add every row of `other` that `into` lacks, compute all verdicts again, and check the result.
+
+    Returns the number of rows added, by table.
 
     Raises:
-        CheckFailed: if they contradict each other, or one of them or the result is unsound; nothing was changed.
+        CheckFailed: if they contradict each other, or one of them or the result has problems; nothing was changed.
         SpecError: if `other` is not a dgxlab database, or of a newer dgxlab.
     """
     with stores.merging(into, other) as counts:
@@ -87,7 +91,7 @@ def merge(into: Store, other: Path) -> dict[str, int]:
 
 def _measured(store: Store) -> Iterator[str]:
     """Check every job against its plan, and the cells against the plans of the jobs that measured them."""
-    labels: Labels = {}
+    labels: _Labels = {}
     for job in store.rows("SELECT * FROM jobs ORDER BY job_id"):
         try:
             checked = _Job(store, job)
@@ -121,8 +125,8 @@ class _Job:
         job, plan, facts = self.job, self.plan, self.facts
         planned = ("job_id", "kind", "name", "protocol", *(["experiment"] if job["experiment"] else []))
         yield from self._differ(f"job {self.job_id}", job, {name: plan[name] for name in planned}, "its plan")
-        told = ("host_id", "boot_id") if facts else ()
-        yield from self._differ(f"job {self.job_id}", job, {name: facts[name] for name in told}, "its facts")
+        columns = ("host_id", "boot_id") if facts else ()
+        yield from self._differ(f"job {self.job_id}", job, {name: facts[name] for name in columns}, "its facts")
         if (job["state"] == "done") != (job["exit_code"] == 0):
             yield f"job {self.job_id} is {job['state']} with exit code {job['exit_code']}"
         for spec in plan.get("specs", ()):
@@ -195,7 +199,7 @@ class _Job:
                     wanted["rc"] = 0
                 yield from self._differ(f"the {launched['role']} of {name}", launched, wanted, "its plan")
 
-    def runs(self, labels: Labels) -> Iterator[str]:
+    def runs(self, labels: _Labels) -> Iterator[str]:
         places = {row["run_id"]: row for row in self._rows("chain_runs", "run_id")}
         raws = _by_run(self._rows("rows", "run_id", decode=False))
         samples = _by_run(self._rows("samples", "run_id", decode=False))
@@ -219,8 +223,8 @@ class _Job:
                 wanted |= {"rc": 0, "signal": None, "reason": ""}
             yield from self._differ(name, row, wanted, "its plan")
             for state in (row["before"], row["after"]):
-                seen = [gpu["uuid"] for gpu in state.get("gpus") or ()]
-                if state.get("boot_id", self.job["boot_id"]) != self.job["boot_id"] or not set(seen) <= set(self.gpus):
+                uuids = [gpu["uuid"] for gpu in state.get("gpus") or ()]
+                if state.get("boot_id", self.job["boot_id"]) != self.job["boot_id"] or not set(uuids) <= set(self.gpus):
                     yield f"{name} saw another machine than its job"
             if row["status"] == "valid" and {each["cell"] for each in measured} != cells.keys():
                 yield f"{name} is valid and has not every row of its plan"
@@ -238,7 +242,7 @@ class _Job:
         return [_decoded(table, row) for row in rows] if decode else rows
 
     def _run_step(self, row: Row, place: Row | None) -> Any:
-        """Return the run step of a row: of the chain if it has a place in one, else by its raw file."""
+        """Return the plan's step of a run: by its place in a chain, else by its raw file; None if there is none."""
         stem = PurePosixPath(row["raw"]["stdout"]["path"]).stem
         once, _, _ = stem.rpartition("-")  # for a repeated run, the name without the number
         if place:
@@ -250,13 +254,12 @@ class _Job:
         return step if step and step["kind"] == "run" else None
 
     def _model(self, arm: str, name: str) -> str:
-        """Return the model id behind an arm's name for a model."""
         recipe = self.models[arm, name]["recipe"]
         rows = (key for key, row in self.inputs.items() if row["name"] == name and row["recipe"] == recipe)
         return next(rows, "")
 
     def _filled(self, argv: Sequence[str], row: Row, model: str = "") -> list[str]:
-        """Return a plan's argv filled in as by the agent; the job's root is taken from its first program."""
+        """Return a plan's argv with its placeholders replaced; the job's root is taken from its first program."""
         stem = _stem(row.get("step", ""))
         if not self.root:
             words = " ".join(row["argv"] if "argv" in row else row["commands"][0]["argv"])
@@ -309,9 +312,9 @@ def _row_problems(run: Row, rows: Sequence[Row], samples: Sequence[Row], cells: 
 
 def _decoded(table: str, row: Row) -> dict[str, Any]:
     """Return a row with its JSON decoded and validated as `ingest` validates an event: reports trust it."""
-    values = {name: json.loads(value) if name in JSON and value is not None else value for name, value in row.items()}
-    for name, kind in TOLD.get(table, {}).items():
-        if values.get(name) is not None and not (table == "jobs" and name not in JSON):
+    values = {k: json.loads(v) if k in JSON_COLUMNS and v is not None else v for k, v in row.items()}
+    for name, kind in FIELD_TYPES.get(table, {}).items():
+        if values.get(name) is not None and not (table == "jobs" and name not in JSON_COLUMNS):
             try:
                 from_json(kind, bool(values[name]) if name == "reused" else values[name])
             except ValueError as error:

@@ -93,7 +93,8 @@ def needs_burn_in(step: ChainStep, burn_in: Iterable[Sequence[float | None]]) ->
 
 def cycles_wanted(step: ChainStep, runs: Iterable[ChainRun]) -> int:
     """Return how many cycles a chain needs: the number in the spec, else one computed from the burn-in's noise."""
-    return step.cycles or stats.cycles_for(burn_in_values(step, runs), step.effect, step.claims)
+    noises = map(stats.sigma_bound, burn_in_values(step, runs))
+    return step.cycles or stats.planned_cycles(noises, step.effect, step.claims)
 
 
 def cycles_planned(step: ChainStep, runs: Iterable[ChainRun]) -> int:

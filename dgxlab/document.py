@@ -4,7 +4,7 @@
     ...
     <!-- /dgxlab -->
 
-Each marker is a line of its own. In a fenced code block and between backticks they are text like any other.
+Each marker is on a line of its own. In fenced code blocks and between backticks, markers are plain text.
 """
 
 from __future__ import annotations
@@ -24,29 +24,28 @@ from dgxlab.errors import AGAIN, SpecError, edit
 BEGIN = re.compile(r"<!--\s*dgxlab:report((?:\s[^<>]*)?)-->")
 END = re.compile(r"<!--\s*/dgxlab\s*-->")
 HINT = re.compile(r"(?<!\\)<!-*\s*/?\s*dgxlab\b", re.IGNORECASE)
-"""A marker with a mistake; behind a backslash it is text in a table."""
+"""What looks like a marker and is none is refused, except behind a backslash, as in a table."""
 
 WORD = re.compile(r'\s*([A-Za-z][\w-]*)=(?:"([^"]*)"|([^\s"=]+))(?=\s|$)')
 """A key with its value; quotes are needed only around blanks."""
 
-SWITCHES = ("wide",)
-"""Keys without a value mean yes."""
+SWITCHES = ("wide",)  # keys that may come without a value, which then is yes
 
 FENCE = re.compile(r"(?P<mark>`{3,}(?=[^`]*$)|~{3,})")
 CODE = re.compile(r"(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)")
 
 WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
-"""A file without any of these is read-only, also for root, who could write it."""
+"""A file without any of these bits is read-only, also for root, who could write it."""
 
 SESSION_PAGE = re.compile(r"\]\((sessions/([0-9a-f]{6})\.md)(?:#[\w-]+)?\)")
-"""A link to the page of a session, named by its alias."""
+"""A link to the page of a session, which is named by the session's alias."""
 
 BOM = "\N{ZERO WIDTH NO-BREAK SPACE}"
 
 
 @dataclass(frozen=True)
 class Block:
-    """One block: line number and keys of its first marker, and the text between the markers."""
+    """One block: the line of its first marker, from 1, the keys of that marker, and the text between the markers."""
 
     line: int
     words: Mapping[str, str]
@@ -54,13 +53,12 @@ class Block:
 
 
 class Document:
-    """A document and its blocks."""
+    """A markdown document and its blocks."""
 
     def __init__(self, path: Path) -> None:
         """Read a document.
 
-        Raises:
-            SpecError: if it cannot be read, is not UTF-8, or has a malformed marker (with the line).
+        Raises SpecError if it cannot be read, is not UTF-8, or has a malformed marker (with the line).
         """
         self.path = path
         try:
@@ -74,7 +72,7 @@ class Document:
         )
 
     def session_pages(self) -> Iterator[tuple[int, Path, str]]:
-        """Yield the line, from 1, the file and the alias of each link to a session's page, a file once."""
+        """Yield the first link to each session's page: its line, from 1, the linked file, and the session's alias."""
         links = [
             (n, link) for n, line in _outside_fences(self._lines) for link in SESSION_PAGE.finditer(CODE.sub("", line))
         ]
@@ -82,9 +80,9 @@ class Document:
             yield number + 1, self.path.parent / link[1], link[2]
 
     def with_texts(self, texts: Sequence[str]) -> bytes:
-        """Return the document with the text of each block replaced, given a text per block in order.
+        """Return the document as bytes, with the text of each block replaced; `texts` has one for each block, in order.
 
-        Each text takes the line ending of its own block's first marker.
+        Line endings are those of each block's first marker.
         """
         lines: list[str] = []
         after = 0
@@ -95,14 +93,14 @@ class Document:
         return "\n".join([*lines, *self._lines[after:]]).encode()
 
     def is_stale(self, block: Block, text: str) -> bool:
-        """Return whether a block's text differs from this one."""
+        """Return whether a block's text differs from `text`, its new one."""
         return block.text != "\n".join(_between(text, self._lines[block.line - 1]))
 
     def write(self, content: bytes) -> bool:
-        """Replace the file's content atomically; return whether it changed.
+        """Replace the file's content atomically; return whether it differs from the content that was read.
 
-        A link stays a link, and the file keeps its permissions. A read-only file is not replaced, even where its folder
-        would allow it.
+        A symbolic link is kept, and so are the file's permissions. A read-only file is never replaced, although the
+        folder may allow it.
 
         Raises:
             SpecError: if it cannot be written or is read-only, or another program changed it since it was read.
@@ -134,7 +132,7 @@ def _look(path: Path, options: str = "-l") -> str:
 
 
 def _write_beside(path: Path, content: bytes, like: os.stat_result) -> None:
-    """Make a file that is on the disk when this returns, with permissions and owner like another's."""
+    """Write a file to disk (fsync), with the permissions and owner of `like`."""
     with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
         file.write(content)
         file.flush()
@@ -155,13 +153,13 @@ def _decoded(path: Path, content: bytes) -> str:
 
 
 def _between(text: str, marker: str) -> list[str]:
-    """Return the lines between two markers, with the first one's ending: the text between two blank lines."""
+    """Return the lines of a block: the text between two blank lines, with the line ending of the marker."""
     carriage = "\r" if marker.endswith("\r") else ""
     return [line + carriage for line in ["", *text.strip("\n").split("\n"), ""]]
 
 
 def _spans(path: Path, lines: Sequence[str]) -> Iterator[tuple[int, int, Mapping[str, str]]]:
-    """Yield the first and last line of each block, and what its marker says."""
+    """Yield the first and last line of each block, and the keys of its marker."""
     begun: tuple[int, Mapping[str, str]] | None = None
     for number, line in _outside_fences(lines):
         shown = line.removeprefix(BOM).removesuffix("\r").rstrip(" \t")

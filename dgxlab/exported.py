@@ -1,4 +1,4 @@
-"""Measured and imported rows in the tools' own formats: JSON lines, csv, SQLite.
+"""Export measured and imported rows in the tools' own columns, as JSON lines, CSV or SQLite.
 
 llama.cpp's scripts/compare-llama-bench.py reads all of them. Rows have llama.cpp's columns, then columns of provenance,
 which that script ignores. `build_commit` is ours: llama.cpp's own is the same for a patched build. Rows of an imported
@@ -45,7 +45,7 @@ COUNTED = """SELECT metric, value FROM samples
 
 @dataclass(frozen=True)
 class Exported:
-    """The rows of one tool, each with llama.cpp's columns first, then ours."""
+    """The rows of one tool, each with llama.cpp's columns first, then those of provenance."""
 
     tool: str  # its program
     rows: tuple[Mapping[str, Any], ...]
@@ -53,9 +53,10 @@ class Exported:
 
 
 def collect(store: Store, tool: str, *, job: str | None = None, name: str | None = None) -> Exported:
-    """Return the rows of a tool's valid runs, oldest first, without the chains of sessions that still run.
+    """Return the rows of a tool's valid runs, oldest first.
 
-    With `job`, only that job's rows; with `name`, only rows of jobs of that name.
+    Left out are runs of a burn-in, of rejected jobs, and of sessions of two arms that have not ended. With `job`, only
+    rows of the job with this id; with `name`, only rows of jobs of this name.
     """
     bench = EXPORTED[tool]
     measured = store.rows(ROWS, {"tool": bench.name, "job": job, "name": name})
@@ -80,7 +81,10 @@ def collect(store: Store, tool: str, *, job: str | None = None, name: str | None
 
 
 def collect_imported(store: Store, name: str) -> Exported:
-    """Return an imported file's rows, by name or id; raises UsageError if there is none, or its rows lack columns."""
+    """Return the rows of an imported file, given its name or the beginning of its id.
+
+    Raises UsageError if there is no such file, or its rows lack columns that llama.cpp's script needs.
+    """
     file = find_import(store, name)
     whole = {(tool, name): kind for tool in EXPORTED for name, kind in TOOLS[tool].formats.items() if kind.rows}
     kind = whole.get((file["tool"], file["format"]))
@@ -103,11 +107,12 @@ def _plain(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write(path: Path, tools: Sequence[Exported]) -> None:
-    """Write the rows of one tool, or for SQLite of several, into a new file, completely or not at all.
+    """Write exported rows into a new file, completely or not at all; its suffix chooses the format.
+
+    Only SQLite takes several tools: each is a table.
 
     Raises:
-        UsageError: if the file exists or cannot be written, its suffix names no format, or several tools would go
-            into a file that holds the rows of one.
+        UsageError: if the file exists or cannot be written, its suffix is unknown, or it cannot hold several tools.
     """
     encode = SUFFIXES.get(path.suffix)
     if not encode:
@@ -167,4 +172,4 @@ SUFFIXES: Mapping[str, Callable[[Path, Sequence[Exported]], None]] = {
     ".jsonl": _jsonl,
     ".csv": _csv,
 }
-"""Writers by file suffix."""
+"""By file suffix, the function that writes its format."""

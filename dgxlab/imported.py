@@ -1,8 +1,8 @@
-"""Import raw output of tools that ran elsewhere: from a file to rows with provenance, and into the record.
+"""Import output files of tools that ran elsewhere: read as rows with provenance, and stored in the record.
 
-`open_file` reads a file as exactly as its format allows or refuses it with line and reason; `record` stores the rows
-and the file itself. Values are as printed, in the units of `units.METRICS` for known metrics: 3.61 TFLOPS on the
-console become 3.61e12 FLOPS, and the "GB/s" of ggml's tools are named GiB/s, which they are.
+`open_file` reads a file exactly or refuses it with line and reason. Values are as printed, in the units of
+`units.METRICS` for known metrics: 3.61 TFLOPS on the console become 3.61e12 FLOPS, and the "GB/s" of ggml's tools are
+named GiB/s, which they are.
 """
 
 import hashlib
@@ -24,10 +24,10 @@ from dgxlab.tools.rows import Refused
 from dgxlab.units import METRICS
 
 WATCHED = re.compile(r"^(?:==PROF== |========= COMPUTE-SANITIZER)", re.MULTILINE)
-"""First output of Nsight Compute and compute-sanitizer."""
+"""Printed by Nsight Compute and compute-sanitizer, under which every time is wrong."""
 
 FORMATS: Mapping[str, Mapping[str, Format]] = {program: tool.formats for program, tool in TOOLS.items() if tool.formats}
-"""By tool and name."""
+"""By tool, its formats that can be read, by name."""
 
 GPU_NAMES = ("device_description", "gpu_info", "gpu")  # columns that name the GPU; several GPUs are separated by commas
 NAMED = 10  # max number of values listed; of more only the count is shown
@@ -35,7 +35,7 @@ NAMED = 10  # max number of values listed; of more only the count is shown
 
 @dataclass(frozen=True)
 class Imported:
-    """A file that was read."""
+    """An output file of a tool, after it was read."""
 
     name: str  # the file's name, without its folder
     content: bytes  # the file's content, unpacked; of an SQLite export of nsys its summary
@@ -45,17 +45,17 @@ class Imported:
 
     @property
     def sha256(self) -> str:
-        """The identity of the content."""
+        """The sha256 of the content, in hex."""
         return hashlib.sha256(self.content).hexdigest()
 
     @property
     def import_id(self) -> str:
-        """The identity in the record: 16 hex digits."""
+        """The file's key in the record: the first 16 digits of the sha256."""
         return self.sha256[:16]
 
 
 def open_file(path: Path, tool: str = "", format: str = "") -> Imported:
-    """Read a file, plain or gzip, as output of a tool of FORMATS in one of its formats; "" means detect it.
+    """Read a file, plain or gzip, as output of `tool` in `format`, both from FORMATS; "" means that it is detected.
 
     Raises:
         UsageError: if there is no such file, tool or format.
@@ -84,7 +84,7 @@ def open_file(path: Path, tool: str = "", format: str = "") -> Imported:
         if not reading.rows:
             note = f": {reading.notes[0]}" if reading.notes else ""
             raise Refused(f"{detected} printed no value in it{note}")
-        reading = replace(reading, notes=(*reading.notes, *impossible(reading)))
+        reading = replace(reading, notes=(*reading.notes, *_impossible(reading)))
     except Refused as error:
         where = f", line {error.line}" if error.line else ""
         # the command that shows the line
@@ -101,8 +101,8 @@ def _typed(path: Path) -> str:
 
 def _detect(text: str, tool: str, format: str) -> tuple[str, str]:
     """Detect tool and format; refuse a text that matches none or several, or not the requested ones."""
-    seen = [(t, f) for t, kinds in FORMATS.items() for f, kind in kinds.items() if kind.fits(text)]
-    wanted = [(t, f) for t, f in seen if tool in ("", t) and format in ("", f)]
+    matching = [(t, f) for t, kinds in FORMATS.items() for f, kind in kinds.items() if kind.fits(text)]
+    wanted = [(t, f) for t, f in matching if tool in ("", t) and format in ("", f)]
     if profilers := [(t, f) for t, f in wanted if FORMATS[t][f].profiler]:
         wanted = profilers  # what the program printed besides has no true time
     elif watched := WATCHED.search(text):
@@ -110,17 +110,16 @@ def _detect(text: str, tool: str, format: str) -> tuple[str, str]:
         raise Refused(why, text.count("\n", 0, watched.start()) + 1)
     if len(wanted) == 1:
         return wanted[0]
-    names = " and ".join(f"{t} ({f})" for t, f in (wanted or seen))
+    names = " and ".join(f"{t} ({f})" for t, f in (wanted or matching))
     if wanted:
         raise Refused(f"it holds output of {names}: name one with --tool and --format-of, or split it")
     asked = " ".join(filter(None, (tool, format and f"({format})")))
-    if seen:
+    if matching:
         raise Refused(f"it is output of {names}, not of {asked}")
     raise Refused(f"it is not output of {asked}" if asked else "it is not output of any tool that can be imported")
 
 
-def impossible(reading: Reading) -> Iterator[str]:
-    """Yield a sentence for each value above the GPU's peaks; nothing if the file names no known GPU."""
+def _impossible(reading: Reading) -> Iterator[str]:
     provenance = reading.provenance
     gpu_name = next((str(value) for name in GPU_NAMES if (value := provenance.get(name))), "")
     gpu = together(gpu_name.split(", "))
@@ -146,7 +145,10 @@ def impossible(reading: Reading) -> Iterator[str]:
 
 
 def record(store: Store, file: Imported) -> bool:
-    """Store a file and return whether it is new; raises UsageError if it is stored as output of another tool."""
+    """Store a file in the record, with its content; return False if it was there already.
+
+    Raises UsageError if it is there as output of another tool or in another format.
+    """
     row = {
         "import_id": file.import_id,
         "sha256": file.sha256,
@@ -176,7 +178,10 @@ _READ: dict[str, tuple[Row, ...]] = {}  # cache of the rows read in this process
 
 
 def rows_of(store: Store, import_id: str) -> tuple[Row, ...]:
-    """Return the rows of an imported file; raises SpecError if this version cannot read it."""
+    """Return the rows of an imported file, read again from its stored content.
+
+    Raises SpecError if this version cannot read it.
+    """
     if import_id not in _READ:
         (row,) = store.rows("SELECT tool, format, name, content FROM imports WHERE import_id = ?", (import_id,))
         try:

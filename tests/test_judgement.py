@@ -18,7 +18,7 @@ import pytest
 
 from dgxlab import judgement, stats
 from dgxlab.ingest import ingest
-from dgxlab.judgement import Judged, judge, recorded, whole
+from dgxlab.judgement import Judged, judge, recorded, session_verdict
 from dgxlab.judgement.verdicts import ENDS
 from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, PROTOCOL, Cell, ChainStep, GateStep, NoiseFloor
 from dgxlab.store import Store, check
@@ -428,7 +428,7 @@ def test_the_word_for_a_session() -> None:
         "same": ("same same",),
         "inconclusive": ("inconclusive", "same inconclusive"),
     }.items():
-        assert {whole(words.split()) for words in sessions} == {word}
+        assert {session_verdict(words.split()) for words in sessions} == {word}
 
 
 @pytest.mark.parametrize(

@@ -144,13 +144,14 @@ def test_the_length_of_a_chain_follows_the_noise_of_its_burn_in() -> None:
     bound = stats.sigma_bound([math.exp(log) for log in logs]) or 0
 
     def chosen(sigma: float, effect: float = 0.02, claims: int = 1) -> int:
-        return stats.cycles_for([[math.exp(sigma / bound * log) for log in logs]], effect, claims)
+        sigma_bound = stats.sigma_bound([math.exp(sigma / bound * log) for log in logs])
+        return stats.planned_cycles([sigma_bound], effect, claims)
 
     assert [chosen(sigma) for sigma in (0.001, 0.1)] == [8, 40]
     assert 8 < chosen(0.01) < chosen(0.013) < 40
     assert chosen(0.01, effect=0.012) > chosen(0.01) > chosen(0.01, effect=0.04)
     assert chosen(0.01, claims=20) > chosen(0.01)
     assert stats.mde(0.01, chosen(0.01)) <= 0.02 < stats.mde(0.01, chosen(0.01) - 1)
-    assert stats.cycles_for([[1.0] * 8, [1.0, None] * 4], 0.02) == 40
-    assert stats.to_see(0.02, 0.01) == chosen(0.01)
-    assert stats.to_see(0.02, 0.3, claims=60) is None
+    assert stats.planned_cycles([0.0, None], 0.02) == 40
+    assert stats.cycles_to_detect(0.02, 0.01) == chosen(0.01)
+    assert stats.cycles_to_detect(0.02, 0.3, claims=60) is None

@@ -131,12 +131,12 @@ def reject(
     Example: dgxlab session reject 20261120-120301-toy-3f2a9c --because hot
     """
     from dgxlab import judgement
-    from dgxlab.store import the_one
+    from dgxlab.store import only_match
 
     if not because.strip():
         raise UsageError("--because says nothing", next="dgxlab session reject --help")
     with desk.store() as store:
-        job_id = the_one(store.job_ids(session), session)
+        job_id = only_match(store.job_ids(session), session)
         judgement.reject(store, job_id, because)
     out.result({"session": job_id, "rejected": because}, f"session {job_id} is rejected: {because}")
 
@@ -156,12 +156,12 @@ def logs(
     """
     from dgxlab.cli._display import display
     from dgxlab.lab import raw
-    from dgxlab.store import the_one
+    from dgxlab.store import only_match
 
     with desk.lab_if_any() if host else desk.lab() as lab:
         unknown = "; if another laptop started it, dgxlab attach records it"
         attach = shlex.join(["dgxlab", "attach", session, "--host", host]) if host else "dgxlab jobs"
-        job_id = the_one(lab.store.job_ids(session) if lab else [], session, unknown, next=attach)
+        job_id = only_match(lab.store.job_ids(session) if lab else [], session, unknown, next=attach)
         assert lab is not None
         job = lab.store.job(job_id)
         with display(out) as watch:

@@ -76,7 +76,7 @@ def export(
     Example: dgxlab export runs.sqlite --tool llama-bench
     """
     from dgxlab import exported
-    from dgxlab.store import the_one
+    from dgxlab.store import only_match
 
     if imported and (tool or job or name):
         raise UsageError("--imported hands on one file and nothing else", next="dgxlab export --help")
@@ -84,7 +84,7 @@ def export(
         if imported:
             tables = [exported.collect_imported(store, imported)]
         else:
-            job_id = the_one(store.job_ids(job), job) if job else None
+            job_id = only_match(store.job_ids(job), job) if job else None
             tools = [tool.value] if tool else [each.value for each in Tool]
             tables = [exported.collect(store, each, job=job_id, name=name) for each in tools]
     tables = [each for each in tables if each.rows]
@@ -111,7 +111,8 @@ def check(path: PathArgument = None, *, desk: Desk, out: Out) -> None:
 
     with replace(desk, db=path or desk.db).store() as store:
         problems = audit.check(store)
-        beyond = [] if problems else list(ingest.beyond(store))  # impossible values, but the database is not damaged
+        # not problems: impossible values do not mean that the database is damaged
+        beyond = [] if problems else list(ingest.impossible_runs(store))
         sessions, size = len(store.job_ids("")), store.path.stat().st_size
     lines = [*(problems or ["ok"]), *(f"note: {each}" for each in beyond)]
     out.result({"problems": problems, "beyond": beyond}, "\n".join(lines))
@@ -130,7 +131,7 @@ def text(path: Path = Argument(help="The database."), *, out: Out) -> None:
     """
     from dgxlab import store
 
-    lines = list(store.text(path))
+    lines = list(store.textconv(path))
     out.lines(lines, lambda: "\n".join(lines))
 
 

@@ -150,14 +150,14 @@ def _whole(opened: Store, named: Sequence[str], out: Out, plots: Path | None, *,
 
 def _session(opened: Store, name: str) -> str | None:
     """Return the session of that name, None for an experiment's name or an unknown one."""
-    from dgxlab.store import the_one
+    from dgxlab.store import only_match
 
     job_ids = opened.job_ids(name)
     if job_ids == [name]:
         return name
     if not name or not job_ids or opened.rows("SELECT 1 FROM jobs WHERE name = ?", (name,)):
         return None
-    return the_one(job_ids, name)
+    return only_match(job_ids, name)
 
 
 def _newest(opened: Store, tool: str | None) -> list[str]:
@@ -191,9 +191,9 @@ def _pages(store: Store, names: Sequence[str], folder: Path, out: Out) -> None:
 def _page(store: Store, name: str) -> tuple[str, bytes]:
     """Return the alias of a session, and its page; UsageError if there is no such session, or it was rejected."""
     from dgxlab import report as reports
-    from dgxlab.store import alias, the_one
+    from dgxlab.store import alias, only_match
 
-    job = store.job(the_one(store.job_ids(name), name))
+    job = store.job(only_match(store.job_ids(name), name))
     if job.rejected:
         raise UsageError(f"session {job.job_id} was rejected: {job.rejected}", next="dgxlab jobs")
     short = alias(job.job_id)

@@ -1,8 +1,8 @@
-"""A job's journal into the store, each line exactly once.
+"""Write a job's journal into the store, each line exactly once.
 
-Any number of clients read a journal in pieces, repeatedly. Its lines have sequence numbers and the store has the next
-number, so lines already stored are skipped. One call is one transaction: a piece is stored completely or not at all, so
-never half a run. A run whose numbers exceed the peaks of its GPU gets a soft flag (`guard`).
+Clients read a journal in pieces, and may read a line several times. Lines have sequence numbers, and the store knows
+the next one, so lines already stored are skipped. One call is one transaction: all its lines are stored, or none. A run
+whose numbers exceed the peaks of its GPU gets a soft flag (`guard`).
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from typing import Any
 
 from dgxlab import judgement
 from dgxlab.errors import RemoteError, command, one_line
-from dgxlab.ingest.guard import Extremes, Guard, beyond
+from dgxlab.ingest.guard import Extremes, Guard, impossible_runs
 from dgxlab.model import CANDIDATE, CellResult, Device, ParityGate, canonical, case_digest, events, to_json
 from dgxlab.model.events import HOST, Event
 from dgxlab.store import ROOFLINE, Job, Store, device_row, gate_digest
 from dgxlab.tools import judge_check
 from dgxlab.units import metric as metric_of
 
-__all__ = ["COLD", "SAMPLE", "beyond", "ingest", "samples_of"]
+__all__ = ["COLD", "SAMPLE", "impossible_runs", "ingest", "samples_of"]
 
 COLD = "cold: the tool's first repetition"  # why a discarded sample does not count
-SAMPLE = ("run_id", "cell", "metric", "ordinal", "value", "unit", "discarded")
+SAMPLE = ("run_id", "cell", "metric", "ordinal", "value", "unit", "discarded")  # columns of the table `samples`
 TELEMETRY = ("device", "name", "unit", "n", "median", "min", "max")
 FLAG = ("device", "kind", "hard", "reason")
 
 
 def ingest(store: Store, job_id: str, lines: Iterable[bytes]) -> list[Event]:
-    """Store lines of a job's journal; return all new events, also those that the store does not keep.
+    """Store lines of a job's journal, and return the events of those that were new, including events for display only.
 
     Args:
-        lines: In order, with their newline; they may overlap earlier calls. A last line without newline is incomplete
-            and left for the next call. They may arrive slowly: all are read before the database is locked.
+        lines: In order, each with its newline. Lines of earlier calls may come again. An incomplete last line is left
+            for the next call. All lines are read before the database is locked, so they may arrive slowly.
 
     Raises:
         RemoteError: if a line is not an event, contradicts the store, or follows a gap; nothing was changed.
@@ -124,8 +124,8 @@ class _Fold:
         if (event.job_id, event.plan_digest) != (self.job.job_id, self.job.plan_digest):
             raise ValueError(f"it is of job {event.job_id} with plan {event.plan_digest[:16]}")
         self.facts = to_json(event.facts)
-        told = _taken(event, "boot_id", "agent_version", "protocol")
-        self.store.update_job(self.job.job_id, host_id=event.facts.host_id, facts=canonical(self.facts), **told)
+        columns = _taken(event, "boot_id", "agent_version", "protocol")
+        self.store.update_job(self.job.job_id, host_id=event.facts.host_id, facts=canonical(self.facts), **columns)
         self.store.set_state(self.job.job_id, "running")
 
     def on_build(self, event: events.BuildEvent) -> None:
@@ -190,8 +190,8 @@ class _Fold:
         rows = [(run_id, result.cell, canonical(result.raw)) for result in event.results]
         self.store.put_many("rows", ("run_id", "cell", "raw"), rows)
         self.store.put_many("samples", SAMPLE, samples_of(run_id, event.results))
-        for table, columns, told in (("telemetry", TELEMETRY, event.telemetry), ("flags", FLAG, event.flags)):
-            values = [(run_id, *(getattr(each, name) for name in columns)) for each in told]
+        for table, columns, records in (("telemetry", TELEMETRY, event.telemetry), ("flags", FLAG, event.flags)):
+            values = [(run_id, *(getattr(each, name) for name in columns)) for each in records]
             self.store.put_many(table, ("run_id", *columns), values)
         extremes = (
             Extremes(result.cell, m.metric, min(m.samples), max(m.samples), result.raw)
@@ -218,7 +218,10 @@ class _Fold:
 
 
 def samples_of(run_id: str, results: Iterable[CellResult]) -> list[tuple[Any, ...]]:
-    """Return rows of samples in the order measured: the discarded ones come first."""
+    """Return the rows of `samples` for the results of a run, with the columns SAMPLE, discarded ones first.
+
+    Raises ValueError if a measurement has another unit than its metric.
+    """
     rows = []
     for result in results:
         for m in result.measurements:

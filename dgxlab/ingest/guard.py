@@ -1,7 +1,7 @@
-"""Detects measured values that exceed what their GPU can do. The values are kept, and their run gets a soft flag.
+"""Detect measured values that exceed what their GPU can do. The values are kept, and their run gets a soft flag.
 
-The flag is soft: a chain on the host decides by the hard flags known there, and a later hard flag would let a verdict
-count other cycles than the chain did. An impossible number is not a condition of the machine either: it is a repeatable
+The flag is not hard, since hard flags discard cycles: the agent did not have this one, and a verdict would then use
+other cycles than the chain on the host. An impossible number is also no condition of the machine: it is a repeatable
 mistake in the kernel or the tool.
 """
 
@@ -38,7 +38,7 @@ EXTREMES = """SELECT run_id, cell, metric, min(value) AS least, max(value) AS mo
 
 @dataclass(frozen=True)
 class Extremes:
-    """Minimum and maximum of the samples that count, for one metric of a cell in a run, with the tool's own row."""
+    """Minimum and maximum of one metric of a cell in a run, of the samples that count, with the tool's own row."""
 
     cell: str
     metric: str
@@ -48,7 +48,7 @@ class Extremes:
 
 
 class Guard:
-    """Checks runs of a store; shared data is looked up once."""
+    """Compares the values of runs with the peaks of their GPUs; reads each device, model and cell only once."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -60,7 +60,7 @@ class Guard:
     def implausible(self, run: Row, extremes: Iterable[Extremes]) -> str:
         """Return why a run's numbers are physically impossible; "" if they are possible or cannot be checked.
 
-        `run` needs job_id, arm, tool and model_id. `extremes` has the least and the largest value of each metric.
+        `run` is a row of `runs`, of which job_id, arm, tool and model_id are read.
         """
         key = (run["job_id"], run["arm"], run["tool"])
         if key not in self._peaks:
@@ -73,7 +73,7 @@ class Guard:
         return reasons[0] + more if reasons else ""
 
     def _of_cell(self, run: Row, extremes: Extremes, peaks: Peaks) -> str:
-        """Check the most demanding sample of a cell; if it is possible, so are the others."""
+        """Return why a cell's most demanding sample is impossible, else "": if it is possible, so are the others."""
         metric = units.metric(extremes.metric)
         value, sign = (extremes.least, -1) if metric.better == "lower" else (extremes.most, 1)
         case, kilobytes, model = (str(extremes.raw.get(name, "")) for name in ("op_params", "memory_kb", "model_type"))
@@ -99,8 +99,8 @@ class Guard:
         return f"{label}: {why}" if why else ""
 
 
-def beyond(store: Store) -> Iterator[str]:
-    """Yield a sentence for each run in the record with impossible numbers."""
+def impossible_runs(store: Store) -> Iterator[str]:
+    """Yield a sentence for each run in the record with physically impossible numbers."""
     guard = Guard(store)
     decode = lru_cache(maxsize=1)(json.loads)  # the row repeats for each metric
     recorded: defaultdict[str, list[Extremes]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Verdicts in the record: written, read, and recomputed, since they depend only on the job itself."""
+"""Verdicts in the record: computed from a job's own rows, written, read, and compared when computed again."""
 
 from __future__ import annotations
 
@@ -29,16 +29,18 @@ REL, ABS = 1e-9, 1e-12  # allowed error: another machine's logarithm may differ 
 
 
 def record(store: Store, job_id: str) -> None:
-    """Write the verdicts of a job's chains; if a lost job runs again, its verdicts are deleted."""
+    """Compute the verdicts of a job and replace the stored ones.
+
+    A job that may still run has no verdicts; those of a lost job are deleted if it turns out to run.
+    """
     with store.transaction():
         store.put_verdicts(job_id, _rows(store, job_id))
 
 
 def reject(store: Store, job_id: str, because: str) -> None:
-    """Reject a job for good: it stays in the record, but its numbers, gates and verdicts do not count.
+    """Reject a job for the reason `because`: its rows stay in the record, its numbers, gates and verdicts are not used.
 
-    Raises:
-        UsageError: if it was rejected before, or there is no such job.
+    Raises UsageError if it was rejected before, or there is no such job.
     """
     with store.transaction():
         if before := store.job(job_id).rejected:
@@ -48,35 +50,33 @@ def reject(store: Store, job_id: str, because: str) -> None:
 
 
 def recorded(store: Store, job_id: str) -> list[Judged]:
-    """Return the stored verdicts of a job."""
+    """Return the stored verdicts of a job, in the order of its plan."""
     return [_judged(row) for row in store.verdicts(job_id)]
 
 
-def whole(words: Sequence[str]) -> str:
-    """Return a session's verdict word, given its comparisons' words; `mixed` if some are faster and some slower."""
+def session_verdict(words: Sequence[str]) -> str:
+    """Return one word for a session, given the words of its verdicts: one of stats.VERDICTS, or `mixed`.
+
+    `mixed` means that some comparisons are faster and some slower. `same` requires that all are.
+    """
     if not words or "invalid" in words:
         return "invalid"
     if "faster" in words and "slower" in words:
         return "mixed"
-    some = next((word for word in ("slower", "faster") if word in words), "")
-    return some or ("same" if set(words) == {"same"} else "inconclusive")
+    different = next((word for word in ("slower", "faster") if word in words), "")
+    return different or ("same" if set(words) == {"same"} else "inconclusive")
 
 
 def reasons(verdict: Verdict) -> tuple[str, ...]:
-    """Return the reasons of a verdict, without those that are also in its `flaws`."""
+    """Return the reasons of a verdict, without those about single cycles, which `verdict.flaws` has too."""
     flaws = {*stats.not_counted(verdict.flaws)}
     return tuple(reason for reason in verdict.reasons if reason not in flaws)
 
 
-def held_back(verdict: Verdict) -> str:
-    """Return the first reason why a faster candidate is not promoted, "" if none."""
-    return next((reason for reason in verdict.reasons if reason.startswith(NOT_PROMOTED)), "")
-
-
 def noise_floors(store: Store, device_id: str, cells: Collection[str], model_id: str) -> list[NoiseFloor]:
-    """Return the run-to-run noise of these cells' metrics on a device, each from its latest A/A session.
+    """Return the run-to-run noise on a device for each cell and metric, from its latest A/A session.
 
-    `model_id` is "" for cells that read no model.
+    `cells` are by Cell.key; those without an A/A session are left out. `model_id` is "" for cells without a model.
     """
     rows = store.rows(
         """SELECT * FROM verdict_list
@@ -95,9 +95,9 @@ def noise_floors(store: Store, device_id: str, cells: Collection[str], model_id:
 
 
 def check(store: Store) -> list[str]:
-    """Return a sentence for each verdict that is missing or differs from the one computed from its runs.
+    """Return a sentence for each verdict that is missing, superfluous, or not the one that its runs give.
 
-    Wording of reasons is not compared, since versions may differ in it. Expects sound evidence.
+    The wording of reasons is not compared, since versions may differ in it. The rows of runs must have been checked.
     """
     jobs = store.rows(
         """SELECT job_id FROM jobs WHERE job_id IN (SELECT job_id FROM verdicts) OR EXISTS (
@@ -108,7 +108,6 @@ def check(store: Store) -> list[str]:
 
 
 def _rows(store: Store, job_id: str) -> list[Row]:
-    """Return the verdict rows of a job."""
     rows = []
     for position, judged in enumerate(judge(store, job_id)):
         verdict, comparison = judged.verdict, judged.comparison

@@ -35,22 +35,22 @@ MORE_POWER = 1.05  # a candidate that draws more than this times the baseline's 
 
 @dataclass(frozen=True)
 class Judged:
-    """The verdict of one chain on one comparison; an A/A session has the same arm twice."""
+    """The verdict on one comparison of a chain, and the means of its arms; an A/A session has the same arm twice."""
 
     chain: str  # ChainStep.id
     comparison: Comparison
     verdict: Verdict  # its reasons include gates, builds and clocks
-    noise: NoiseFloor | None  # from the plan; used for screens and, before protocol 3, for promotion
+    noise: NoiseFloor | None  # the plan's, from an A/A session: decides screens and, before protocol 3, promotion
     promoted: bool
-    baseline: float | None  # geometric mean over the valid cycles, of both runs of each; None if invalid
-    candidate: float | None
+    baseline: float | None  # geometric mean over the valid cycles, of both baselines of each; None if invalid
+    candidate: float | None  # the same of the candidates; candidate / baseline is 1 + effect
     baseline_arm: str
     candidate_arm: str
     model_id: str | None  # None also if the chain did not begin
 
 
 def judge(store: Store, job_id: str) -> list[Judged]:
-    """Return a verdict on every comparison of a job, in plan order; none while it may still run, or if rejected."""
+    """Compute a verdict on every comparison of a job, in plan order; none if it was rejected or may still run."""
     job = store.job(job_id)
     if job.state not in ENDS or job.rejected:
         return []
@@ -62,15 +62,16 @@ def judge(store: Store, job_id: str) -> list[Judged]:
 
 
 def counted(verdict: Verdict, role: str) -> list[int]:
-    """Return the cycles of the runs in an arm's mean; a baseline between two valid cycles appears twice."""
+    """Return the numbers of the runs in an arm's mean, by the arm's role; a number twice means twice the weight.
+
+    Valid cycle i has the candidate run i and the baseline runs i - 1 and i.
+    """
     cycles = [cycle for cycle in range(1, verdict.cycles + 1) if cycle not in verdict.flaws]
-    return [place for cycle in cycles for place in (cycle - 1, cycle)] if role == BASELINE else cycles
+    return [number for cycle in cycles for number in (cycle - 1, cycle)] if role == BASELINE else cycles
 
 
 @dataclass(frozen=True)
 class _Run:
-    """One run of a chain."""
-
     chain: str
     model_id: str | None
     failed: str  # why it failed as a process
@@ -89,8 +90,6 @@ class _Gate:
 
 
 class _Evidence:
-    """The evidence of a finished job's chains."""
-
     def __init__(self, store: Store, job: Job) -> None:
         self.plan = job.plan
         self.runs = tuple(_runs(store, job.job_id))
@@ -153,7 +152,7 @@ def _runs(store: Store, job_id: str) -> Iterator[_Run]:
 
 
 def _gates(store: Store, job_id: str) -> Iterator[_Gate]:
-    """Yield the gates of a job; a key ends in the line number of the journal."""
+    """Yield the gates of a job; keys of gates and runs end in the line number of the journal, which gives the order."""
 
     def line(key: str) -> int:
         return int(key.rsplit("/", 1)[1])
@@ -171,7 +170,7 @@ def _gates(store: Store, job_id: str) -> Iterator[_Gate]:
 
 
 def gate_name(row: Mapping[str, Any]) -> str:
-    """Return a gate's name, given its row of `gates`, `checks` or `gate_list`: `MUL_MAT on CUDA0`."""
+    """Return a gate's name, such as `MUL_MAT on CUDA0`, given its row of `gates`, `checks` or `gate_list`."""
     if row.get("gate"):
         return about(from_json(Check, json.loads(row["gate"])))
     return f"{row['op']} on {row['backend']}"
@@ -179,8 +178,6 @@ def gate_name(row: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class _Case:
-    """A comparison and all inputs of its verdict."""
-
     step: ChainStep
     comparison: Comparison
     runs: Sequence[_Run]  # those of its chain that count
@@ -276,7 +273,6 @@ def _judged(evidence: _Evidence, case: _Case, verdict: Verdict) -> Judged:
 
 
 def _held_back(evidence: _Evidence, case: _Case, verdict: Verdict) -> Iterator[str]:
-    """Yield reasons against promoting a faster candidate."""
     if verdict.verdict != "faster" or verdict.screen:
         return
     if len(case.step.arms) == 1:
@@ -297,7 +293,7 @@ def _held_back(evidence: _Evidence, case: _Case, verdict: Verdict) -> Iterator[s
     if noise is None or verdict.ci is None:
         yield "the noise floor is not known"
     elif not stats.promoted(verdict, noise):
-        least, wanted = stats.least_gain(verdict.ci, verdict.better), stats.worth(noise)
+        least, wanted = stats.least_gain(verdict.ci, verdict.better), stats.promotion_limit(noise)
         floors = f", which is 3 noise floors of {100 * noise:.3g} %" if wanted > stats.PROMOTION else ""
         yield f"in speed the interval begins at {100 * least:+.2f} %, not above {100 * wanted:.3g} %{floors}"
 

@@ -18,7 +18,7 @@ from dgxlab.ingest import ingest
 from dgxlab.lab import Lab, Side, Watch, noted, raw
 from dgxlab.lab.provision import send
 from dgxlab.model import Plan
-from dgxlab.store import Damaged, Job, Locked, Store, named, the_one
+from dgxlab.store import Damaged, Job, Locked, Store, matching_ids, only_match
 from dgxlab.transport import retry
 from dgxlab.transport.host import Host, JobStatus, Probe
 
@@ -200,11 +200,11 @@ def find(lab: Lab, text: str, where: str | None) -> tuple[Host, str]:
     """
     if where is None:
         otherwise = "; if another laptop started it, name its host with --host"
-        job_id = the_one(lab.store.job_ids(text), text, otherwise)
+        job_id = only_match(lab.store.job_ids(text), text, otherwise)
         return lab.connect(lab.store.job(job_id).host), job_id
     host = lab.connect(where)
-    there = named([job.job_id for job in host.jobs()], text)
-    return host, the_one(there, text, f" on host {where}", next=f"dgxlab jobs --host {where}")
+    there = matching_ids([job.job_id for job in host.jobs()], text)
+    return host, only_match(there, text, f" on host {where}", next=f"dgxlab jobs --host {where}")
 
 
 def adopt(lab: Lab, host: Host, job_id: str, watch: Watch) -> None:

@@ -109,8 +109,8 @@ def command(name: str, experiment: Experiment) -> str:
 def _expected(label: str, chain: ChainStep, floor: NoiseFloor, effect: float, session: Session) -> Expected:
     # a burn-in takes the upper bound of the noise in its differences
     bound = floor.sigma * stats.bound_factor(stats.PLANNING_RUNS - 1)
-    chosen = session.cycles or stats.cycles_at(bound, session.effect, chain.claims)
-    needed = stats.to_see(effect, floor.sigma, chain.claims)
+    chosen = session.cycles or stats.planned_cycles([bound], session.effect, chain.claims)
+    needed = stats.cycles_to_detect(effect, floor.sigma, chain.claims)
     needed = needed and max(needed, stats.fewest_cycles(chain.claims))
     mde = stats.mde(floor.sigma, chosen, chain.claims)
     return Expected(label, chain.baseline.model, floor.metric, floor.sigma, floor.session, mde, needed, chosen)

@@ -1,7 +1,7 @@
 """PNG pictures for documents: the only module that draws, with matplotlib.
 
-`draw` takes a report: concurrency curves, and the throughput of operations against n. `chains.chain` takes a session of
-two arms: the value of every run over time, with temperature and clock under it. The same record gives the same bytes.
+`draw` takes a report: throughput against the number of sequences or n, and profiles. `chains.chain` takes a session of
+two arms: the value of every run over time, with temperature and clock beneath. The same record gives the same bytes.
 matplotlib is an extra, `dgxlab[plots]`, and imported inside the functions that draw.
 """
 
@@ -31,19 +31,15 @@ if TYPE_CHECKING:
 
 WIDTH, DPI = 9.0, 120
 """Width in inches; the height depends on the content."""
-WRAP = 128
-"""Characters of small text that fit into one line."""
-TITLE = 80
-"""Characters of a title that fit; a longer title gets a smaller font."""
-HANDLE = 12
-"""Width of a legend's line sample and the space beside it, in characters."""
+WRAP = 128  # characters of small text in one line
+TITLE = 80  # characters of a title in one line; a longer title gets a smaller font
+HANDLE = 12  # width of a legend's sample line and the space beside it, in characters
 
 PAPER, INK, FAINT, RULE = "#f4f4f1", "#24292f", "#8c8c88", "#d9d9d4"
-"""A background of its own, so that a picture reads the same on a light and on a dark page."""
+"""The background has a colour, so that a picture reads the same on a light and on a dark page."""
 COLOURS = ("#0b62a4", "#c2500a", "#1a7f5a", "#8a3d8f", "#6b5b00", "#333333")
 MARKERS = ("o", "^", "s", "D", "v", "P")
-DASHES = ("-", "--", "-.", ":")
-"""Lines differ in colour, dash and marker, so that colour alone is never needed."""
+DASHES = ("-", "--", "-.", ":")  # lines differ in colour, dash and marker, so that colour alone is never needed
 
 LOOK = {
     "font.family": ["DejaVu Sans"],
@@ -75,7 +71,10 @@ FLOOR = "matplotlib>=3.9"
 
 @contextmanager
 def new(height: float) -> Iterator[Figure]:
-    """Yield a figure with panels `height` inches high; raises UsageError if matplotlib does not load."""
+    """Yield an empty figure whose panels take `height` inches; its text is added by `label`.
+
+    Raises UsageError if matplotlib is missing or does not load.
+    """
     install = f"{sys.executable} -m pip install '{FLOOR}'"
     try:
         from matplotlib import style
@@ -91,7 +90,10 @@ def new(height: float) -> Iterator[Figure]:
 
 
 def label(figure: Figure, title: str, about: Sequence[str], provenances: Sequence[Provenance]) -> None:
-    """Write the title and a common legend above the panels, and the provenance under them."""
+    """Write a title and the legend of all panels above them, and small text beneath; the figure becomes higher.
+
+    The small text has the parts of `about`, then the origins of the numbers.
+    """
     lines = []
     for texts in (about, _origins(provenances)):
         # lines of small text break between parts: no-break spaces hold each together
@@ -117,7 +119,6 @@ def label(figure: Figure, title: str, about: Sequence[str], provenances: Sequenc
 
 
 def _origins(provenances: Sequence[Provenance]) -> list[str]:
-    """Return the origins of numbers; experiments are named if they were built from different trees."""
     unique = list(dict.fromkeys(provenances))
     sessions = dict.fromkeys(session for origin in unique for session in origin.sessions)
     builds = {}
@@ -135,14 +136,14 @@ def _origins(provenances: Sequence[Provenance]) -> list[str]:
 
 
 def plain(text: str) -> str:
-    """Return a text as one line."""
+    """Return a text as one line: characters that cannot be printed become blanks."""
     return "".join(char if char.isprintable() else " " for char in text)
 
 
 def write(figure: Figure, path: Path) -> Path:
-    """Write the picture atomically; create the folder if needed.
+    """Write a figure as PNG, atomically, and return the path; creates the folder if needed.
 
-    The file contains neither a date nor matplotlib's version.
+    The file has neither a date nor matplotlib's version.
 
     Raises:
         UsageError: if it cannot be written there.
@@ -168,8 +169,8 @@ def write(figure: Figure, path: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Axis:
-    """The x axis of a form's pictures: a column, its label, and the metrics with their panel titles."""
+class _Axis:
+    """The x axis of a form's pictures: a column of its tables and its label; by metric, the titles of panels."""
 
     key: str
     label: str
@@ -177,20 +178,18 @@ class Axis:
 
 
 AXES = {
-    "concurrency": Axis("B", "B, sequences at once", {"speed_pp": "Prompt, S_PP", "speed_tg": "Generation, S_TG"}),
-    "ops": Axis("n", "n, columns", {"flops": "Throughput", "bandwidth_gb_s": "Bandwidth"}),
+    "concurrency": _Axis("B", "B, sequences at once", {"speed_pp": "Prompt, S_PP", "speed_tg": "Generation, S_TG"}),
+    "ops": _Axis("n", "n, columns", {"flops": "Throughput", "bandwidth_gb_s": "Bandwidth"}),
 }
 
 MOST = 8
-"""Max lines in one picture."""
-WIDE = 8.0
-"""A vertical axis is logarithmic if its largest value exceeds the smallest by this factor."""
-HEIGHT = 3.4
-"""Height of a panel in inches, with its title and labels."""
+"""Max lines in one picture; more lines make another picture."""
+WIDE = 8.0  # the y axis is logarithmic if the largest value exceeds the smallest by this factor
+HEIGHT = 3.4  # height of a panel with its title and labels, in inches
 
 
 class Mark(NamedTuple):
-    """One number in a picture; its spread is 0 if unknown."""
+    """One point of a line, with the half length of its error bar, 0 for none."""
 
     x: float
     y: float
@@ -199,7 +198,7 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class Chart:
-    """One picture."""
+    """The content of one picture, before it is drawn."""
 
     form: str  # a key of AXES
     title: str
@@ -209,14 +208,13 @@ class Chart:
 
 
 def draw(report: Report, folder: Path, stem: str) -> list[Path]:
-    """Write the pictures of a report's tables: STEM-concurrency.png, STEM-ops.png, a second of a kind STEM-ops-2.png.
+    """Write the pictures of a report's tables into a folder, and return their paths.
 
-    All profiles are in STEM-profile.png.
-
-    Concurrency needs two widths and operations need two n; tables with fewer, and single stream, get no picture.
+    They are STEM-concurrency.png, STEM-ops.png and STEM-profile.png; a second of one kind is STEM-ops-2.png. A table
+    with a single number of sequences, or a single n, gets no picture.
 
     Raises:
-        UsageError: if there is no matplotlib, or the files cannot be written.
+        UsageError: if there is no matplotlib, or a file cannot be written.
     """
     written: list[Path] = []
     counts = dict.fromkeys(AXES, 0)
@@ -232,7 +230,7 @@ def draw(report: Report, folder: Path, stem: str) -> list[Path]:
 
 
 def charts(report: Report) -> list[Chart]:
-    """Return every picture with at least two points, in the order of the report's tables."""
+    """Return the charts of a report's tables of throughput, in their order; none for a table with a single x value."""
     groups: dict[tuple[str, str], list[Table]] = {}
     for table in report.tables:
         form = table.form
@@ -264,7 +262,7 @@ def _arms(table: Table) -> dict[str, Provenance]:
     return {"baseline": table.provenance, **({"candidate": table.candidate} if table.candidate else {})}
 
 
-def _marks(axis: Axis, table: Table) -> Iterator[tuple[dict[str, str], str, Mark]]:
+def _marks(axis: _Axis, table: Table) -> Iterator[tuple[dict[str, str], str, Mark]]:
     arms = _arms(table) if table.kind == "session" else {}
     # columns before the first number, without x
     first = itertools.takewhile(lambda column: column.key not in ("label", "baseline", "candidate"), table.columns)
@@ -283,7 +281,7 @@ def _marks(axis: Axis, table: Table) -> Iterator[tuple[dict[str, str], str, Mark
 
 
 def figure(chart: Chart) -> Figure:
-    """Draw a picture, a panel for each metric."""
+    """Draw a chart, with a panel for each metric."""
     with new(HEIGHT) as figure:
         metrics = [name for name in AXES[chart.form].metrics if any(name in curve for curve in chart.curves.values())]
         for i, metric in enumerate(metrics):

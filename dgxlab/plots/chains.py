@@ -1,4 +1,4 @@
-"""The picture of a session: the value of every run over time, temperature and clock beneath on the same axis."""
+"""The picture of a session of two arms: the value of every run over time, with temperature and clock beneath."""
 
 from __future__ import annotations
 
@@ -35,16 +35,15 @@ STYLES = {
 """Colour, marker and its size, by role."""
 DISCARD = "#dcdcd6"
 """Background of a cycle that does not count."""
-VALUES, CONDITION = 1.45, 0.98
-"""Heights of panels in inches, with title."""
+VALUES, CONDITION = 1.45, 0.98  # heights of panels in inches, with title
 TITLES, LABEL = 104, 75
-"""Characters that fit above a panel, and those for its name; a longer name gets a smaller font."""
+"""Characters that fit above a panel, and how many of them its name may take; a longer name gets a smaller font."""
 
 CONDITIONS = (
     {"temperature.gpu": ("GPU temperature", "°C"), "clocks.sm": ("SM clock", "MHz")},
     {"cpu_temp_c": ("CPU temperature", "°C"), "cpu_mhz": ("CPU clock", "MHz")},
 )
-"""Quantities shown under a chain, by their sampled name; for a CPU session the processor's."""
+"""Quantities drawn under a chain, by their sampled name: those of a GPU, or without any, those of the processor."""
 
 
 MEDIANS = """SELECT run_id, cell, metric, value FROM measurements
@@ -56,7 +55,7 @@ TELEMETRY = """SELECT run_id, device, name, median, min, max FROM telemetry JOIN
 
 @dataclass(frozen=True)
 class _Record:
-    """Results of a session's chains: medians by run, cell and metric; verdicts by chain and comparison."""
+    """What is drawn of a session: medians by run, cell and metric; verdicts by chain and comparison; telemetry."""
 
     values: Mapping[tuple[str, str, str], float]
     verdicts: Mapping[tuple[str, Comparison], Judged]
@@ -66,7 +65,7 @@ class _Record:
 
 
 class Point(NamedTuple):
-    """One run of a chain, for one comparison; a run of the burn-in counts."""
+    """One run of a chain, for one comparison; `counts` is true for the runs in an arm's mean, and for the burn-in."""
 
     role: str
     cycle: int
@@ -76,16 +75,18 @@ class Point(NamedTuple):
 
 
 def chain(store: Store, job_id: str, path: Path) -> Path:
-    """Write the picture of a session of two arms: the value of every run of its chains over time.
+    """Write the picture of a session of two arms to `path`, and return the path.
 
-    Raises:
-        UsageError: if the session has no chains or has not ended, or the picture cannot be drawn or written.
+    Raises UsageError if the session has no chains or has not ended, or the picture cannot be drawn or written.
     """
     return plots.write(figure(store, job_id), path)
 
 
 def figure(store: Store, job_id: str) -> Figure:
-    """Draw all chains of a session, one beneath the other, each with a time axis of its own; raises as `chain` does."""
+    """Draw the chains of a session of two arms, one beneath the other, each with its own time axis.
+
+    Raises UsageError if the session has no chains or has not ended, or matplotlib is missing.
+    """
     job = store.job(job_id)
     if job.kind not in SESSIONS:
         raise UsageError(f"session {job_id} is a {job.kind} and held no chains", next=f"dgxlab report {job_id}")
@@ -115,7 +116,7 @@ def figure(store: Store, job_id: str) -> Figure:
         about = [f"baseline {arms[0].name}", f"candidate {arms[-1].name}"]
         if shown:
             about.append("temperature and clock: median of each run, whiskers from its lowest to its highest sample")
-        plots.label(figure, session.what, about, [provenance(arm, [job_id], models) for arm in arms])
+        plots.label(figure, session.title, about, [provenance(arm, [job_id], models) for arm in arms])
     return figure
 
 
@@ -150,9 +151,7 @@ def _chain(figure: Figure, rows: Any, step: ChainStep, runs: Sequence[Row], reco
 
 def _points(runs: Sequence[Row], times: Mapping[str, float], comparison: Comparison, record: _Record) -> list[Point]:
     judged = record.verdicts.get((runs[0]["chain"], comparison))
-    verdict = judged.verdict if judged else None
-    cycles = [cycle for cycle in range(1, verdict.cycles + 1) if cycle not in verdict.flaws] if verdict else []
-    counted = {place for cycle in cycles for place in _places(cycle)}
+    counted = {(role, n) for role in (BASELINE, CANDIDATE) if judged for n in judgement.counted(judged.verdict, role)}
     last = {(run["role"], run["cycle"]): run["run_id"] for run in runs}  # the last try of each repeated run
     points = []
     for run in runs:
@@ -163,11 +162,6 @@ def _points(runs: Sequence[Row], times: Mapping[str, float], comparison: Compari
             Point(role, run["cycle"], times[run_id], record.values.get((run_id, cell, comparison.metric)), counts)
         )
     return points
-
-
-def _places(cycle: int) -> tuple[tuple[str, int], ...]:
-    """Return the places of a cycle: its candidate, and the baselines before and after."""
-    return (BASELINE, cycle - 1), (CANDIDATE, cycle), (BASELINE, cycle)
 
 
 def _verdict(axes: Axes, cell: str, metric: str, judged: Judged | None, prefix: str) -> None:
@@ -196,7 +190,8 @@ def _values(axes: Axes, metric: str, points: Sequence[Point], judged: Judged | N
             axes.plot(*zip(*xy, strict=True), **look)
 
     for cycle in sorted(judged.verdict.flaws) if judged else ():
-        if times := [point.at for point in points if (point.role, point.cycle) in _places(cycle)]:
+        runs = ((BASELINE, cycle - 1), (CANDIDATE, cycle), (BASELINE, cycle))
+        if times := [point.at for point in points if (point.role, point.cycle) in runs]:
             axes.axvspan(min(times), max(times), color=DISCARD, linewidth=0, zorder=0.5)
     baselines = ((at, value) for point, at, value in there if point.role == BASELINE)
     plot(baselines, color=STYLES[BASELINE][0], linewidth=0.7, alpha=0.6, label="_drift", zorder=2)

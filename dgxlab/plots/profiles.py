@@ -1,4 +1,4 @@
-"""The picture of profiles: a bar for each prompt or step, stacked by groups of kernels."""
+"""The picture of profiles: a bar for each prompt or step, divided by groups of kernels."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from dgxlab.report import Number, Table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BAR = 0.55
-"""Height of a bar with its distance to the next, in inches."""
-HATCHES = ("", "//", "..")
-"""Told apart from those of the same colour."""
+BAR = 0.55  # height of a bar and its distance to the next, in inches
+HATCHES = ("", "//", "..")  # patterns that distinguish groups of the same colour
 
 
 def bars(tables: Sequence[Table]) -> Figure:
-    """Draw tables of groups, the first at the top; the length of a bar is its whole step."""
+    """Draw a bar for each table of groups (`report.profile.by_group`), divided by their shares, the first on top."""
     groups = dict.fromkeys(str(row["group"]) for table in tables for row in table.rows)
     looks = dict(zip(groups, itertools.cycle((colour, hatch) for hatch in HATCHES for colour in COLOURS), strict=False))
     with new(1.0 + BAR * len(tables)) as figure:

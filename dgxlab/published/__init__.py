@@ -1,4 +1,4 @@
-"""Published figures from documents, each with source, host, pin and unit; two files of the package hold them.
+"""Figures that others have published, each with document, host, version and unit; they are in two CSV files here.
 
 None was measured by dgxlab, most have neither n nor spread, and some are impossible: `Figure.excess` says why. Only
 `report` shows them beside measured numbers, and labels them.
@@ -21,14 +21,14 @@ FLOPS = {"GFLOPS": 1e9, "TFLOPS": 1e12, "TOPS": 1e12}
 TOKENS = ("t/s", "t/s/seq")
 
 GENERATED = re.compile(r"S_TG|decode|tg\d")
-"""Metrics of generated tokens; other token rates are only checked against the compute peak."""
+"""Metrics of generated tokens; other rates of tokens are only compared with the compute peak."""
 
 STREAMS = re.compile(r"(?:^|\s)(?:B|N|n|npl)=?(\d+)(?!\S)")
 
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """Source and subject of a published entry, as in the document; "" where it is silent."""
+    """What a document says about a published number or gate; "" where it says nothing."""
 
     source_doc: str  # with its commit where that is known
     host: str
@@ -47,14 +47,14 @@ class Published:
 
 @dataclasses.dataclass(frozen=True)
 class Figure(Published):
-    """A published number."""
+    """A published number with what the document says about it."""
 
     value: float  # in `unit`
     excess: str = ""  # why it is impossible on the GPU in its host name
 
     @property
     def text(self) -> str:
-        """The number with all published digits: `718`, `~2`, `2215 ± 15`."""
+        """The number as published: `718`, `~2`, `2215 ± 15`."""
         about = "~" if re.search(r"\bapprox\b", self.notes) else ""
         spread = "" if self.stddev is None else f" ± {_digits(self.stddev)}"
         return f"{about}{_digits(self.value)}{spread}"
@@ -62,21 +62,21 @@ class Figure(Published):
 
 @dataclasses.dataclass(frozen=True)
 class GateResult(Published):
-    """A published verdict of a gate: `1103/1103`, or the md5 of greedy tokens."""
+    """The published result of a gate: `1103/1103` tests passed, or the md5 of greedily sampled tokens."""
 
     value: str
 
 
 @cache
 def figures() -> tuple[Figure, ...]:
-    """Return every figure, in the order of the file."""
+    """Return all published numbers, in the order of published.csv."""
     known = (Figure(**{**row, "value": float(row["value"])}) for row in _rows("published.csv"))
-    return tuple(dataclasses.replace(figure, excess=implausible(figure)) for figure in known)
+    return tuple(dataclasses.replace(figure, excess=_implausible(figure)) for figure in known)
 
 
 @cache
 def gates() -> tuple[GateResult, ...]:
-    """Return every gate, in the order of the file."""
+    """Return all published results of gates, in the order of published_gates.csv."""
     return tuple(GateResult(**row) for row in _rows("published_gates.csv"))
 
 
@@ -87,8 +87,7 @@ def _rows(name: str) -> Iterator[dict[str, Any]]:
         yield {**row, "stddev": float(row["stddev"]) if row["stddev"] else None, "line": line}
 
 
-def implausible(figure: Figure) -> str:
-    """Return why a figure is impossible on the GPU in its host name; "" if possible."""
+def _implausible(figure: Figure) -> str:
     peaks = peaks_of(figure.host)
     if peaks is None:
         return ""
@@ -109,7 +108,7 @@ def implausible(figure: Figure) -> str:
 
 
 def peaks_of(host: str) -> Peaks | None:
-    """Return the peaks of the single GPU named in a document's host name, `dgx.casa GB10 sm_121`."""
+    """Return the peaks of the only GPU in a document's host name, such as `dgx.casa GB10 sm_121`; None if unknown."""
     named = re.fullmatch(r"(?:[\w. ]+ )?(?!sm_)(\w+)(?: sm_\d+)?", host)
     return roofline.peaks(named[1]) if named else None
 

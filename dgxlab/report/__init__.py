@@ -8,27 +8,8 @@ figures and imported files are never mixed with measured numbers.
 """
 
 from dgxlab.report.ask import KEYS, Query, query
-from dgxlab.report.collect import collect, collect_experiment, collect_session, overview
+from dgxlab.report.collect import collect, collect_experiment, overview
 from dgxlab.report.forms import page
 from dgxlab.report.markdown import render, render_overview, render_page
 from dgxlab.report.records import Number, Page, Provenance, Report, SessionReport, Table
-
-__all__ = [
-    "KEYS",
-    "Number",
-    "Page",
-    "Provenance",
-    "Query",
-    "Report",
-    "SessionReport",
-    "Table",
-    "collect",
-    "collect_experiment",
-    "collect_session",
-    "overview",
-    "page",
-    "query",
-    "render",
-    "render_overview",
-    "render_page",
-]
+from dgxlab.report.verdicts import collect_session

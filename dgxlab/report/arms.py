@@ -1,4 +1,4 @@
-"""Experiments side by side: their numbers in one table, with the origins beneath it."""
+"""Tables of several experiments side by side, with the origin of each beneath."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from dgxlab.errors import UsageError
 from dgxlab.model import PROTOCOL, SESSIONS, Cell
 from dgxlab.report import ask as asking
 from dgxlab.report.ask import CellAsk, Query
-from dgxlab.report.evidence import Evidence, Measured, find, range_of
+from dgxlab.report.evidence import Evidence, Measured, find_evidence, range_of
 from dgxlab.report.records import Column, Origin, Row, Table, Value, grouped
 from dgxlab.report.tables import (
     CEILING,
     CONCURRENCY,
     SINGLE_STREAM,
     Form,
+    ceiling_share,
     common,
     env_text,
     flags,
     leading,
-    of_ceiling,
     origin_of,
-    others_of,
-    rank,
+    settings_of,
+    sort_key,
     stream_test,
     varying_of,
 )
@@ -37,7 +37,10 @@ if TYPE_CHECKING:
 
 
 def find_arms(store: Store, wanted: Query) -> list[Evidence]:
-    """Return the evidence for each named experiment or session."""
+    """Return the evidence on each experiment and each arm of each session that a query names.
+
+    Raises UsageError if there is no such experiment or session, or the session compares two arms.
+    """
     asks = []
     for name in wanted.experiment:
         asks.append(asking.of_newest(store, asking.job_of_arm(store, name, wanted.host), name))
@@ -47,7 +50,7 @@ def find_arms(store: Store, wanted: Query) -> list[Evidence]:
             raise UsageError(f"session {session} compares; its numbers are in form=verdicts", next="dgxlab jobs")
         asks += asking.of_session(store, job)
     names = [ask.arm.name for ask in asks]
-    arms = [find(store, ask) for ask in asks]
+    arms = [find_evidence(store, ask) for ask in asks]
     return [
         arm if names.count(arm.name) == 1 else replace(arm, name=f"{arm.name} in {alias(str(arm.ask.session))}")
         for arm in arms
@@ -55,7 +58,10 @@ def find_arms(store: Store, wanted: Query) -> list[Evidence]:
 
 
 def of_forms(store: Store, wanted: Query, *forms: str) -> list[Evidence]:
-    """Return the evidence for each named experiment or session, with the wanted cells of these forms."""
+    """Return the evidence of `find_arms` with only the cells of these forms that match the query's model and patterns.
+
+    Raises UsageError if a pattern selects no cell, or an arm is left without one.
+    """
     arms, tools = find_arms(store, wanted), [BY_FORM[form] for form in forms]
 
     def has(pattern: str, cell: Cell) -> bool:
@@ -78,21 +84,21 @@ def of_forms(store: Store, wanted: Query, *forms: str) -> list[Evidence]:
 
 
 def by_environment(arms: Sequence[Evidence]) -> list[Evidence]:
-    """Split an experiment if a cell was measured in several environments; names then include the environment."""
+    """Split each arm that measured a cell in several environments into one arm for each environment, which names it."""
     parts = []
     for arm in arms:
-        if len({cell.ask.place[:2] for cell in arm.measured}) == len(arm.measured):
+        if len({cell.ask.identity[:2] for cell in arm.measured}) == len(arm.measured):
             parts.append(arm)
             continue
         shared = common([cell.ask.env for cell in arm.measured])
-        for mine in grouped((cell.ask.place[2], cell) for cell in arm.measured).values():
+        for mine in grouped((cell.ask.identity[2], cell) for cell in arm.measured).values():
             env = env_text({name: value for name, value in mine[0].ask.env.items() if name not in shared})
             parts.append(replace(arm, name=" ".join(filter(None, (arm.name, env))), measured=tuple(mine)))
     return parts
 
 
-def in_order(cells: Iterable[Measured], key: Callable[[CellAsk], object]) -> list[CellAsk]:
-    """Return the cells of all arms, each once."""
+def distinct_asks(cells: Iterable[Measured], key: Callable[[CellAsk], object]) -> list[CellAsk]:
+    """Return one ask for each value of `key`, in the order of their first appearance."""
     return list({key(cell.ask): cell.ask for cell in cells}.values())
 
 
@@ -106,15 +112,15 @@ def side_by_side(
     settings: Mapping[str, Value],
     notes: Iterable[str] = (),
 ) -> Table:
-    """Return a table about experiments, with the provenance of each and the flags of its runs."""
+    """Return a table of several experiments, given columns and rows; origins, flags and caveats come from `arms`."""
     origins = []
     for arm in arms:
         envs = dict.fromkeys(env_text(cell.ask.env) for cell in arm.measured)
-        told = [f"ran with {env}" for env in envs if env]
+        remarks = [f"ran with {env}" for env in envs if env]
         if arm.ask.protocol != PROTOCOL:
-            told.append(f"measured by protocol {arm.ask.protocol}, not {PROTOCOL}")
+            remarks.append(f"measured by protocol {arm.ask.protocol}, not {PROTOCOL}")
         conditions = range_of(cell.conditions for cell in arm.measured)
-        origins.append(Origin(arm.name, origin_of(arm, arm.measured), conditions, tuple(told)))
+        origins.append(Origin(arm.name, origin_of(arm, arm.measured), conditions, tuple(remarks)))
     caveats = []
     if len({arm.device for arm in arms if arm.device}) > 1:
         caveats.append("the rows are of different devices (see Sources): their ratios are not of builds alone")
@@ -139,27 +145,27 @@ def side_by_side(
     )
 
 
-def others_with_model(form: Form, ask: CellAsk) -> dict[str, Value]:
-    """Return a number's model and settings without the environment, which belongs to the experiment."""
-    return {"model": ask.model, **{key: value for key, value in others_of(form, ask).items() if key != "env"}}
+def settings_with_model(form: Form, ask: CellAsk) -> dict[str, Value]:
+    """Return a cell's model and its `settings_of`, without the environment, which belongs to the experiment."""
+    return {"model": ask.model, **{key: value for key, value in settings_of(form, ask).items() if key != "env"}}
 
 
 def single_stream(arms: Sequence[Evidence]) -> Table:
-    """Return a row for each experiment and a column for each test."""
+    """Return the table of llama-bench's speeds: a row for each experiment, a column for each test."""
     arms = by_environment(arms)
     cells = [cell for arm in arms for cell in arm.measured]
-    every = [others_with_model(SINGLE_STREAM, cell.ask) for cell in cells]
+    every = [settings_with_model(SINGLE_STREAM, cell.ask) for cell in cells]
     varying = varying_of(every)
     rows: dict[tuple[str, str], dict[str, Value]] = {}
     for arm in arms:
         for cell in arm.measured:
-            others = others_with_model(SINGLE_STREAM, cell.ask)
+            others = settings_with_model(SINGLE_STREAM, cell.ask)
             lead = {"arm": arm.name, **{key: others.get(key) for key in ("model", *varying)}}
             row = rows.setdefault((arm.name, repr(sorted(others.items()))), lead)
             test = stream_test(cell.ask.cell.params)
-            row |= {test: cell.quantities.get("avg_ts"), f"{test} {CEILING}": of_ceiling(arm, cell)}
-    asks = in_order(cells, lambda ask: stream_test(ask.cell.params))
-    asks.sort(key=lambda ask: (not ask.cell.params.get("n_prompt"), rank(SINGLE_STREAM, ask)))
+            row |= {test: cell.quantities.get("avg_ts"), f"{test} {CEILING}": ceiling_share(arm, cell)}
+    asks = distinct_asks(cells, lambda ask: stream_test(ask.cell.params))
+    asks.sort(key=lambda ask: (not ask.cell.params.get("n_prompt"), sort_key(SINGLE_STREAM, ask)))
     tests = [stream_test(ask.cell.params) for ask in asks]
     columns = [Column("arm", "experiment"), *leading(list(rows.values()), varying)]
     for test in tests:
@@ -170,18 +176,18 @@ def single_stream(arms: Sequence[Evidence]) -> Table:
 
 
 def concurrency(arms: Sequence[Evidence]) -> Table:
-    """Return a row for each number of sequences, and the speeds of each experiment beside each other."""
+    """Return the table of llama-batched-bench's speeds: a row for each number of sequences, columns by experiment."""
     arms = by_environment(arms)
     cells = [cell for arm in arms for cell in arm.measured]
-    every = [others_with_model(CONCURRENCY, cell.ask) for cell in cells]
+    every = [settings_with_model(CONCURRENCY, cell.ask) for cell in cells]
     varying = varying_of(every)
 
     def place(ask: CellAsk) -> str:
-        return repr(sorted({**CONCURRENCY.lead(ask), **others_with_model(CONCURRENCY, ask)}.items()))
+        return repr(sorted({**CONCURRENCY.lead(ask), **settings_with_model(CONCURRENCY, ask)}.items()))
 
     rows: dict[str, dict[str, Value]] = {}
-    for ask in sorted(in_order(cells, place), key=lambda ask: rank(CONCURRENCY, ask)):
-        others = {key: others_with_model(CONCURRENCY, ask).get(key) for key in varying}
+    for ask in sorted(distinct_asks(cells, place), key=lambda ask: sort_key(CONCURRENCY, ask)):
+        others = {key: settings_with_model(CONCURRENCY, ask).get(key) for key in varying}
         rows[place(ask)] = {
             **{key: others[key] for key in varying[:1] if key == "model"},
             **CONCURRENCY.lead(ask),

@@ -1,4 +1,7 @@
-"""Questions to the record: the user's query, and the cells, gates and models that each arm should have."""
+"""What a report asks of the record: the user's `Query`, and an `Ask` for each arm.
+
+An `Ask` has the cells and gates that an arm should have; `evidence` then looks for their results.
+"""
 
 from __future__ import annotations
 
@@ -50,18 +53,20 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "published": ("table", "source"),
     "imported": ("file", "cells"),
 }
-"""Query keys by form."""
+"""By form, the keys that its query may have, besides VIEW."""
 
-VIEW = ("columns", "wide")
-"""Keys of every form: presentation."""
+VIEW = ("columns", "wide")  # keys that every form takes: they only choose what is shown
 
 LISTS = ("experiment", "session", "cells", "table", "source", "published", "file", "columns")
-"""Keys that take several values with commas between them."""
+"""Keys whose value is a list, with commas between its items."""
 
 
 @dataclass(frozen=True)
 class Query:
-    """What to show; `cells`, `published` and `source` are patterns, which match entries with all their words."""
+    """A request for the tables of one form.
+
+    The items of `cells`, `published` and `source` are patterns: a pattern matches what has all its words.
+    """
 
     form: str
     experiment: tuple[str, ...] = ()  # the newest session of each is shown
@@ -79,10 +84,9 @@ class Query:
 
 
 def query(words: Mapping[str, str]) -> Query:
-    """Parse the query of a document's block or a command line.
+    """Parse a query, given its keys and values as a document's block or a command line has them.
 
-    Raises:
-        UsageError: if the form is unknown, it does not take a key, or a value is missing or given twice.
+    Raises UsageError if the form is unknown, it does not take a key, or a value is missing or given twice.
     """
     form = words.get("form", "")
     if form not in KEYS:
@@ -131,28 +135,28 @@ def _unknown(what: str, name: str, known: tuple[str, ...]) -> str:
 
 
 Gate = tuple[LaunchedGate, Mapping[str, str]]
-"""A gate that should have been run, and its environment."""
+"""A gate that an arm should have passed, and its environment."""
 
 OP_ORDER = ("type_a", "type_b", "type", "m", "n", "k")
 
 
 @dataclass(frozen=True)
 class CellAsk:
-    """A cell that should have a number, on a model ("" for none), in an environment."""
+    """A cell that an arm should have measured, on a model ("" for none), in an environment."""
 
     cell: Cell
     model: str
     env: Mapping[str, str]
 
     @cached_property
-    def place(self) -> tuple[str, str, str]:
+    def identity(self) -> tuple[str, str, str]:
         """Identity of the cell within an arm: Cell.key, model name, digest of the environment."""
         return self.cell.key, self.model, digest(self.env, 16)
 
 
 @dataclass(frozen=True)
 class Ask:
-    """Everything that one arm should have, and where."""
+    """What to look for in the record for one arm: its cells, gates and models, and on which device."""
 
     arm: Arm
     cells: tuple[CellAsk, ...]
@@ -166,16 +170,16 @@ class Ask:
 
 
 def of_session(store: Store, job: Job) -> list[Ask]:
-    """Return the cells and gates of each arm in a session's plan."""
+    """Return the ask of each arm in a job's plan, for the results of that job alone."""
     whole = plan_of(job)
     about = {"protocol": job.protocol, "session": job.job_id, "hypothesis": hypothesis(store, job)}
     return [_of_plan(whole, arm, host=job.host, **about) for arm in whole.arms]
 
 
 def of_newest(store: Store, job: Job, arm_name: str = "") -> Ask:
-    """Return the ask for an experiment's newest results, of any session, on the tree and device that `job` used.
+    """Return the ask of an experiment on the tree and device of `job`, for the newest results of any job.
 
-    `arm_name` is the arm's name in the plan, by default the job's name. If no arm has it, the first arm is used.
+    `arm_name` is the experiment's arm in the job's plan, by default the job's name; if it has no such arm, the first.
     """
     name = arm_name or job.name
     whole = plan_of(job)
@@ -194,13 +198,16 @@ def of_newest(store: Store, job: Job, arm_name: str = "") -> Ask:
 
 
 def of_experiment(experiment: Experiment, source: Source, device: Device) -> Ask:
-    """Return the ask of an experiment on a tree and device, even if other experiments measured all of it."""
+    """Return the ask of an experiment on a tree and device, for the newest results of any job."""
     arm = plan.make_arm(experiment, source)
     return _of_experiment(experiment, arm, host=experiment.host, device_id=device.id)
 
 
 def newest_on(store: Store, experiment: Experiment, device: Device) -> Job | None:
-    """Return the newest session of an experiment on a device, even if it never reached the device."""
+    """Return the newest job of an experiment alone on a device, or None; a rejected one only if there is no other.
+
+    A job that ended before it had built anything is taken to be on the device.
+    """
     here = "coalesce((SELECT max(device_id = :device_id) FROM arms WHERE arms.job_id = jobs.job_id), true)"
     where = f"experiment = :experiment AND host_id = :host_id AND kind IN ('run', 'gate') AND {here}"
     of_device = {"experiment": experiment.digest, "host_id": device.host_id, "device_id": device.id}
@@ -208,7 +215,13 @@ def newest_on(store: Store, experiment: Experiment, device: Device) -> Job | Non
 
 
 def job_of_arm(store: Store, name: str, host: str = "") -> Job:
-    """Return an experiment's newest session, alone or as an arm; preferably one with results."""
+    """Return the newest job that an experiment was part of, alone or as an arm, on `host` unless that is "".
+
+    A job without valid runs of the experiment is returned only if there is no other.
+
+    Raises:
+        UsageError: if there is no such job, or `name` is the name of a comparison.
+    """
     own = "(name = :name OR EXISTS (SELECT 1 FROM arms WHERE arms.job_id = jobs.job_id AND arm = :name))"
     without_numbers = f"""NOT EXISTS (SELECT 1 FROM runs WHERE runs.job_id = jobs.job_id AND arm = :name
                                       AND status = 'valid') OR job_id IN ({UNCOUNTED})"""  # noqa: S608 - our own
@@ -223,7 +236,10 @@ def job_of_arm(store: Store, name: str, host: str = "") -> Job:
 
 
 def newest_job(store: Store, name: str) -> Job:
-    """Return the newest session of an experiment."""
+    """Return the newest job of this name; one that is rejected or has gates only, if there is no other.
+
+    Raises UsageError if there is no such job.
+    """
     # a session of gates only, perhaps of another tree, must not hide measured results
     if job := newest(store, "name = :name", f"job_id IN ({REJECTED}), kind = 'gate'", name=name):
         return job
@@ -234,7 +250,10 @@ def newest_job(store: Store, name: str) -> Job:
 
 
 def newest(store: Store, where: str, last: str = "NULL", **params: Any) -> Job | None:
-    """Return the newest session that a condition in SQL is true of; those for which `last` is true come last."""
+    """Return the newest job for which the SQL condition `where` is true, or None; `params` are its parameters.
+
+    Jobs for which `last`, one or more SQL expressions, is true come after all others.
+    """
     rows = store.rows(
         f"SELECT job_id FROM jobs WHERE {where} ORDER BY {last}, intent_at DESC, job_id DESC LIMIT 1",  # noqa: S608
         params,
@@ -252,13 +271,16 @@ def _no_session(store: Store, name: str) -> UsageError:
 
 
 def op_params(params: Mapping[str, Param]) -> dict[str, Param]:
-    """Return the parameters that distinguish an operation's cells, those of a GEMM first and in its order."""
+    """Return an operation's parameters without its name and backend, those of a matrix multiplication first."""
     own = {name: value for name, value in params.items() if name not in ("op_name", "backend_name")}
     return {**{name: own[name] for name in OP_ORDER if name in own}, **own}
 
 
 def label(cell: Cell) -> str:
-    """Return a cell's name. An operation's own label depends on the spec's order of keys, which JSON loses."""
+    """Return a cell's name in tables.
+
+    For an operation it is made from the parameters: in `cell.label` their order is the spec's, which JSON loses.
+    """
     if not tools.BENCHES[cell.tool].one_device:
         return cell.label
     return " ".join(
@@ -267,23 +289,19 @@ def label(cell: Cell) -> str:
 
 
 def has_words(pattern: str, name: str, params: Mapping[str, Any]) -> bool:
-    """Return whether all words of a pattern are in a name, or are a parameter's value or `key=value`."""
+    """Return whether each word of a pattern is in a name, is a parameter's value, or is a parameter as `key=value`."""
     known = {*name.split(), *map(str, params.values()), *(f"{key}={value}" for key, value in params.items())}
     return known.issuperset(pattern.split())
 
 
 def hypothesis(store: Store, job: Job) -> str:
-    """Return the hypothesis of a job's experiment, "" if unknown."""
+    """Return the hypothesis of a job's experiment; "" if the experiment is unknown."""
     rows = store.rows("SELECT hypothesis FROM experiments WHERE digest = ?", (job.experiment,))
     return str(rows[0]["hypothesis"]) if rows else ""
 
 
 def plan_of(job: Job) -> Plan:
-    """Return a job's plan.
-
-    Raises:
-        UsageError: if a dgxlab with other fields wrote it.
-    """
+    """Return a job's plan, decoded; raises UsageError if a dgxlab with other fields wrote it."""
     try:
         return job.plan
     except ValueError as error:
@@ -324,5 +342,5 @@ def _of_plan(whole: Plan, arm: Arm, **about: Any) -> Ask:
 
 def _ask(arm: Arm, cells: Iterable[CellAsk], gates: Iterable[Gate], models: Mapping[str, Model], **about: Any) -> Ask:
     # without repetitions: a session has a cell in many runs, and gates before and after its chains
-    once = {ask.place: ask for ask in cells}
+    once = {ask.identity: ask for ask in cells}
     return Ask(arm, tuple(once.values()), {gate_digest(*gate): gate for gate in gates}, models, **about)

@@ -18,29 +18,31 @@ from dgxlab.published import Figure, GateResult, peaks_of
 from dgxlab.report.ask import op_params
 from dgxlab.report.records import Beside, Column, Remark, Row, Source, Table, Value, grouped, some
 
-Entry = TypeVar("Entry", Figure, GateResult)
+_Entry = TypeVar("_Entry", Figure, GateResult)
 
 SEARCHED = ("source_doc", "host", "engine", "pin", "model", "quant", "tool", "test", "metric", "notes")
-"""Fields of a figure in which a pattern's words are searched."""
+"""Fields of an entry in which the words of a pattern are searched."""
 
 UNREMARKABLE = ("", "approx")
 """Notes that are not shown beneath a table: "approx" is already visible in the number."""
 
-LONG = 40
-"""Max length of a label in a table; a longer label is replaced by a letter and explained beneath."""
+LONG = 40  # max length of a series' name in a table; a longer one is replaced by a letter, which a note explains
 
 
-def fitting(known: Sequence[Entry], pattern: str, what: str) -> list[Entry]:
-    """Return the figures that have all words of a pattern, ignoring case.
+def matching(known: Sequence[_Entry], pattern: str, what: str) -> list[_Entry]:
+    """Return the published figures or gates that have all words of a pattern, ignoring case.
 
-    A word that names a document is searched only in the figures' document field.
+    A word that is a document's name is compared with the entry's document only.
+
+    Raises:
+        UsageError: if there are none; the message calls them `what`.
     """
-    documents = {short(entry) for entry in known}
+    documents = {_document(entry) for entry in known}
     folded = {name.casefold() for name in documents}
 
-    def has(entry: Entry, word: str) -> bool:
+    def has(entry: _Entry, word: str) -> bool:
         if word in folded:
-            return word == short(entry).casefold()
+            return word == _document(entry).casefold()
         return word in " ".join(getattr(entry, name) for name in SEARCHED).casefold()
 
     words = pattern.casefold().split()
@@ -50,7 +52,7 @@ def fitting(known: Sequence[Entry], pattern: str, what: str) -> list[Entry]:
     raise UsageError(message, next="dgxlab report --help")
 
 
-def short(entry: Figure | GateResult) -> str:
+def _document(entry: Figure | GateResult) -> str:
     """Return the short name of a figure's document: `seed000`, `docs/BENCHMARK.md`."""
     name = entry.source_doc.partition("@")[0].partition(" (")[0]
     seed, colon, _ = name.partition(":")
@@ -58,13 +60,13 @@ def short(entry: Figure | GateResult) -> str:
 
 
 def label(entry: Figure | GateResult) -> str:
-    """Return the label of a published entry, with machine and source: `published, GB10 (seed000)`."""
+    """Return the label of a published figure or gate, with machine and document: `published, GB10 (seed000)`."""
     peaks = peaks_of(entry.host)
-    return f"published, {peaks.gpu if peaks else entry.host} ({short(entry)})"
+    return f"published, {peaks.gpu if peaks else entry.host} ({_document(entry)})"
 
 
 def sources(entries: Iterable[Figure | GateResult]) -> tuple[Source, ...]:
-    """Return the sources of entries, grouped by document, machine and engine."""
+    """Return the sources of figures or gates, one for each document, machine and engine."""
 
     def origin(entry: Figure | GateResult) -> tuple[str, str, str]:
         return entry.source_doc, entry.host, f"{entry.engine}, pin {entry.pin}" if entry.pin else entry.engine
@@ -78,8 +80,7 @@ def sources(entries: Iterable[Figure | GateResult]) -> tuple[Source, ...]:
     return tuple(results)
 
 
-Cell = tuple[tuple[str, Param | None], ...]
-"""A figure's cell in the terms of a form: names and values of the leading columns of its row."""
+_Cell = tuple[tuple[str, Param | None], ...]  # of a figure: keys and values of the leading columns in a form's tables
 
 STREAM = re.compile(r"(?:pp\d+(?:\+tg\d+)?|tg\d+)(?: @ d\d+)?(?!\S)")
 SIZE = re.compile(r"(npp|pp|PP=|ntg|tg|TG=|npl|B=)(\d+)")
@@ -89,15 +90,15 @@ NO_VARIANT = re.compile(r"approx|suspect|[-+]?\d+(\.\d+)? ?%")
 
 
 class About(NamedTuple):
-    """A figure's cell, its metric of `units`, and further words on the test."""
+    """What a figure is about, as a form names it: a cell, a metric of `units`, and the other words of its test."""
 
-    cell: Cell
+    cell: _Cell
     metric: str
     more: str = ""
 
 
-def op(figure: Figure) -> About | None:
-    """Return the operation with its parameters: `MUL_MAT m=4096 k=14336 n=1`, the weights' type among them."""
+def read_op(figure: Figure) -> About | None:
+    """Return the operation that a figure measured, such as `MUL_MAT m=4096 k=14336 n=1`; None if it measured none."""
     name, *words = figure.test.split()
     pairs = [word.partition("=") for word in words]
     if not figure.tool.startswith("test-backend-ops") or not figure.unit.endswith("FLOPS") or not pairs:
@@ -108,16 +109,19 @@ def op(figure: Figure) -> About | None:
     return About((("op", name), *op_params(dict(sorted(params.items()))).items()), "flops")
 
 
-def stream(figure: Figure) -> About | None:
-    """Return the test of llama-bench, named in the metric or in the test."""
+def read_stream(figure: Figure) -> About | None:
+    """Return the test of llama-bench that a figure measured, such as `pp512`; None if it measured none."""
     match = STREAM.match(figure.metric) or STREAM.match(figure.test)
     if figure.tool != "llama-bench" or figure.unit != "t/s" or match is None:
         return None
     return About((("test", match[0]),), "avg_ts", figure.test.removeprefix(match[0]).strip())
 
 
-def batch(figure: Figure) -> About | None:
-    """Return a speed's prompt length, generation length and number of sequences; None for missing ones."""
+def read_batch(figure: Figure) -> About | None:
+    """Return the prompt length, generation length and number of sequences of a measured speed; None for another figure.
+
+    The lengths are None if the figure does not give them.
+    """
     words = figure.test.split()
     matches = [match for word in words if (match := SIZE.fullmatch(word))]
     sizes = {match[1].strip("n=").lower(): int(match[2]) for match in matches}
@@ -129,19 +133,18 @@ def batch(figure: Figure) -> About | None:
 
 
 READERS: Mapping[str, tuple[Callable[[Figure], About | None], ...]] = {
-    "ops": (op,),
-    "single-stream": (stream,),
-    "steps": (op, stream),
-    "concurrency": (batch,),
+    "ops": (read_op,),
+    "single-stream": (read_stream,),
+    "steps": (read_op, read_stream),
+    "concurrency": (read_batch,),
 }
-"""Parser of a figure's cell, by form."""
+"""By form, the functions that find out which of its cells a figure is about; the first that succeeds is used."""
 
-Place = tuple[Cell, str]
-"""A cell and a metric."""
+_CellMetric = tuple[_Cell, str]
 
 
-class Words(NamedTuple):
-    """What distinguishes series: source, measured thing, and repetition for the same cell."""
+class _SeriesKey(NamedTuple):
+    """What distinguishes series: the source, what was measured, and a number if the source repeats a cell."""
 
     source_doc: str
     host: str
@@ -156,28 +159,31 @@ class Words(NamedTuple):
 
 @dataclass(frozen=True)
 class Series:
-    """Figures of one document, engine, model and variant, at most one per cell."""
+    """Published figures that share a row or column: of one document, engine, model and variant, at most one a cell."""
 
     label: str  # says that it is published, and what distinguishes it
     name: str  # its name in tables: the label, or a letter if that is long
     shared: tuple[str, ...]  # shared with the other series
     variant: str
-    figures: Mapping[Place, Figure]
+    figures: Mapping[_CellMetric, Figure]  # by cell and metric
 
 
-def selected(form: str, patterns: Sequence[str]) -> list[Series]:
-    """Return the series of a form's figures that match a pattern, in the record's order."""
+def matching_series(form: str, patterns: Sequence[str]) -> list[Series]:
+    """Return the published figures that a form can show and that match any of the patterns, grouped into series.
+
+    Raises UsageError if a pattern matches no figure.
+    """
     if not patterns:
         return []
     readings = {figure: [reader(figure) for reader in READERS[form]] for figure in published.figures()}
-    abouts = {figure: about for figure, told in readings.items() if (about := next(filter(None, told), None))}
-    chosen = {figure for pattern in patterns for figure in fitting(list(abouts), pattern, f"figure of form={form}")}
-    groups: dict[Words, dict[Place, Figure]] = {}
+    abouts = {figure: about for figure, each in readings.items() if (about := next(filter(None, each), None))}
+    chosen = {figure for pattern in patterns for figure in matching(list(abouts), pattern, f"figure of form={form}")}
+    groups: dict[_SeriesKey, dict[_CellMetric, Figure]] = {}
     # operations last: they join the series of their prompts
     for figure in sorted(chosen, key=lambda figure: (abouts[figure].metric == "flops", figure.line)):
         place = abouts[figure][:2]
         groups.setdefault(_group(groups, _words(figure, abouts[figure]), place), {})[place] = figure
-    varying = {name for name, *values in zip(Words._fields, *groups, strict=True) if len(set(values)) > 1}
+    varying = {name for name, *values in zip(_SeriesKey._fields, *groups, strict=True) if len(set(values)) > 1}
     first = next(iter(groups))._asdict()
     shared = tuple(word for name, word in first.items() if word and name not in varying)[2:]
     short_names = [_name(words, figures, varying - {"pin"}) for words, figures in groups.items()]
@@ -191,15 +197,17 @@ def selected(form: str, patterns: Sequence[str]) -> list[Series]:
     return results
 
 
-def _words(figure: Figure, about: About) -> Words:
+def _words(figure: Figure, about: About) -> _SeriesKey:
     variant = figure.notes.partition(";")[0].strip()
     model, quant = ("", "") if about.metric == "flops" else (figure.model, figure.quant)
     variant = "" if NO_VARIANT.match(variant) else variant
-    return Words(figure.source_doc, figure.host, figure.engine, figure.pin, model, quant, about.more, variant)
+    return _SeriesKey(figure.source_doc, figure.host, figure.engine, figure.pin, model, quant, about.more, variant)
 
 
-def _group(groups: Mapping[Words, Mapping[Place, Figure]], words: Words, place: Place) -> Words:
-    """Return the words of the first series that a figure fits into; operations may join their prompts' series."""
+def _group(
+    groups: Mapping[_SeriesKey, Mapping[_CellMetric, Figure]], words: _SeriesKey, place: _CellMetric
+) -> _SeriesKey:
+    """Return the first series that a figure fits into, else a new one; operations join the series of their prompts."""
     if words.variant:
         for other, figures in groups.items():
             if place not in figures and all(mine in ("", theirs) for mine, theirs in zip(words, other, strict=True)):
@@ -211,20 +219,22 @@ def _group(groups: Mapping[Words, Mapping[Place, Figure]], words: Words, place: 
     return words
 
 
-def _name(words: Words, figures: Mapping[Place, Figure], varying: Set[str]) -> str:
+def _name(words: _SeriesKey, figures: Mapping[_CellMetric, Figure], varying: Set[str]) -> str:
     own = [word for name, word in words._asdict().items() if word and name in varying - {"source_doc", "host"}]
     return ": ".join(filter(None, (label(next(iter(figures.values()))), " ".join(own))))
 
 
-Placed = list[tuple[Series, str, Figure]]
-"""Each figure in a table with its series and its place in words."""
+_Placed = list[tuple[Series, str, Figure]]  # each figure in a table with its series and its place in words
 
 
 def rows_beside(every: Sequence[Series], table: Table, column_of: Callable[[Row], str | None]) -> Table:
-    """Add a row to a table for each series that has figures of its columns; `column_of` returns the key of a cell's."""
+    """Return a table with a row added for each series that has figures for its columns.
+
+    `column_of` returns the key of the column that a figure belongs to, given the figure's cell; None if there is none.
+    """
     if not every:
         return table
-    placed: Placed = []
+    placed: _Placed = []
     left: list[Figure] = []
     rows: list[Row] = []
     labels = {column.key: column.label for column in table.columns}
@@ -242,15 +252,15 @@ def rows_beside(every: Sequence[Series], table: Table, column_of: Callable[[Row]
 
 
 def columns_beside(every: Sequence[Series], table: Table, op_name: object = None) -> Table:
-    """Add columns for each series to a table, and rows for cells that were not measured.
+    """Return a table with columns added for each series, and rows for their cells that were not measured.
 
-    `op_name` is the operation of the table, if it is of one: cells of others are left.
+    A table of operations gets only figures of `op_name`; a note counts the others. For any other table it is None.
     """
     if not every:
         return table
     rows = [dict(row) for row in table.rows]
     columns = list(table.columns)
-    placed: Placed = []
+    placed: _Placed = []
     left: list[Figure] = []
     for number, series in enumerate(every):
         by_metric = grouped((metric, (dict(cell), figure)) for (cell, metric), figure in series.figures.items())
@@ -270,12 +280,12 @@ def columns_beside(every: Sequence[Series], table: Table, op_name: object = None
 
 
 def fits(lead: Row, known: Mapping[str, object]) -> bool:
-    """Return whether a published cell agrees with a measured one in all that it states."""
+    """Return whether a measured cell has all the values of a published one, `lead`."""
     return all(str(known.get(key)) == str(value) for key, value in lead.items())
 
 
 def _row(rows: list[dict[str, Value]], lead: Row) -> dict[str, Value]:
-    """Return the measured row that has all values of `lead`; if none or several, a row for published figures."""
+    """Return the only measured row that has all values of `lead`; without one, a row for published figures."""
     fitting = [row for row in rows if fits(lead, row)]
     measured = [row for row in fitting if "published" not in row]
     if len(measured) == 1:
@@ -287,8 +297,7 @@ def _row(rows: list[dict[str, Value]], lead: Row) -> dict[str, Value]:
     return own
 
 
-def _notes(every: Sequence[Series], placed: Placed, left: Sequence[Figure], where: str) -> Beside:
-    """Return the notes beneath a table; `left` are figures without a row or column."""
+def _notes(every: Sequence[Series], placed: _Placed, left: Sequence[Figure], where: str) -> Beside:
     sentences = []
     if left:
         names = list(dict.fromkeys(f"{figure.test} {figure.metric}" for figure in left))

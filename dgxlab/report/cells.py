@@ -12,15 +12,15 @@ from dgxlab.report.records import Column, Glance, Number, Table, Value
 from dgxlab.store import alias
 
 SCALED = {unit: Decimal(repr(n)) for metric in units.METRICS.values() for unit, n in metric.scales.items()}
-"""How many of a metric's own unit make one of each that a column may be in."""
+"""By display unit, its size in the metric's stored unit: 1e9 for GFLOPS, which are stored as FLOPS."""
 
 
 def layout(
     table: Table | Glance, columns: Sequence[Column] | None = None
 ) -> tuple[list[str], list[str], list[list[str]]]:
-    """Return header texts, delimiter cells and the texts of each row: one unit and number of decimals a column.
+    """Return the texts of a table: the headers, the delimiter row (`---:` or `---`), and the cells of each row.
 
-    Only these columns are shown, all by default.
+    The numbers of a column share a unit and a number of decimals. Only `columns` are shown, all by default.
     """
     columns = table.columns if columns is None else columns
     numbers = [value for row in table.rows for value in row.values() if isinstance(value, Number)]
@@ -45,13 +45,13 @@ def layout(
 
 
 def _metric(name: str, unit: str) -> units.Metric:
-    """Return a metric; one of an imported file that dgxlab does not measure is shown in the unit that it has there."""
+    """Return a metric by name; one that only an imported file has is shown in its own unit."""
     known = name in units.METRICS or name in units.COMPUTED
     return units.metric(name) if known else units.Metric(name, unit, "", name)
 
 
 def text(value: Value, style: units.Style | None = None) -> str:
-    """Write a value; a dash where it is missing."""
+    """Return the text of a cell; a dash if the value is missing. `style` is the unit and the decimals of its column."""
     if value is None or value == "":
         return units.MISSING
     if isinstance(value, Number):
@@ -74,7 +74,7 @@ def text(value: Value, style: units.Style | None = None) -> str:
 
 
 def legend(numbers: Iterable[Number]) -> str:
-    """Explain numbers: what they are, what ± is and what is counted in the brackets; "" without any."""
+    """Return a sentence on how to read these numbers: what they are, what ± is, what is in brackets; "" for none."""
     numbers = list(numbers)
     spread = [number for number in numbers if number.spread is not None]
     of = {number.of for number in spread}

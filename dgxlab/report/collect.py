@@ -1,4 +1,4 @@
-"""Assemble a report: the requested cells and gates, those in the record, and the missing ones."""
+"""Assemble a report: what was asked for, what the record has of it, and what is missing."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dgxlab.judgement import gate_name
 from dgxlab.model import SESSIONS, Device, Experiment, Source, canonical
 from dgxlab.report import ask as asking
 from dgxlab.report.ask import Ask
-from dgxlab.report.evidence import Evidence, find
+from dgxlab.report.evidence import Evidence, find_evidence
 from dgxlab.report.profile import by_group, profiles
-from dgxlab.report.records import Failure, Glance, Missing, Overview, Report, Row, SessionReport, columns, grouped, some
+from dgxlab.report.records import Failure, Glance, Missing, Overview, Report, Row, columns, grouped, some
 from dgxlab.report.session import WORDS, failed_gate, failed_session, older
 from dgxlab.report.tables import status_of, tables
-from dgxlab.report.verdicts import summary, verdicts
+from dgxlab.report.verdicts import collect_session, summary
 from dgxlab.store import alias
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 def collect(store: Store, experiment: str | None = None, *, job_id: str | None = None) -> Report:
-    """Return the report of an experiment's newest state, or of one session alone.
+    """Return the report of an experiment, or of the one session `job_id`.
 
-    For an experiment, the newest session decides spec, tree and host. Each cell has its newest valid run on exactly
-    that build, from any session. A session of two arms has a report of its verdicts only.
+    For an experiment, its newest session decides spec, tree and device. Each cell has its newest valid run on that
+    build, from any session. A session of two arms has a report of its verdicts only.
 
     Raises:
         UsageError: if neither or both are given, or there is no such session.
@@ -37,29 +37,20 @@ def collect(store: Store, experiment: str | None = None, *, job_id: str | None =
         raise UsageError("a report is about one experiment or one session", next="dgxlab jobs")
     job = store.job(job_id) if job_id is not None else asking.newest_job(store, str(experiment))
     if job.kind in SESSIONS:
-        return verdicts(store, job)
+        return collect_session(store, job.job_id)
     if job_id is None:
         return _collect(store, f"Experiment {job.name}", [asking.of_newest(store, job)], job)
     return _collect(store, f"Session {job.job_id}", asking.of_session(store, job), job)
 
 
-def collect_session(store: Store, job_id: str) -> SessionReport:
-    """Return the report of a session of two arms.
-
-    Raises:
-        UsageError: if there is no such session.
-    """
-    return verdicts(store, store.job(job_id))
-
-
 def collect_experiment(store: Store, experiment: Experiment, source: Source, device: Device) -> Report:
-    """Return the report of a given experiment on a tree and device, even if it never needed a session."""
+    """Return the report of an experiment on a tree and device, from whichever sessions measured it."""
     asks = [asking.of_experiment(experiment, source, device)]
     return _collect(store, f"Experiment {experiment.name}", asks, asking.newest_on(store, experiment, device))
 
 
 def _collect(store: Store, title: str, asks: Sequence[Ask], job: Job | None) -> Report:
-    arms = [find(store, ask) for ask in asks]
+    arms = [find_evidence(store, ask) for ask in asks]
     failures = [failure for arm in arms for failure in _failures(arm)]
     gate_listed = any(job and row["job_id"] == job.job_id for arm in arms for row in arm.failed)
     unfinished = job is not None and not job.ended and job.state != "lost"
@@ -78,7 +69,7 @@ def _collect(store: Store, title: str, asks: Sequence[Ask], job: Job | None) -> 
 
 
 def _rejected(store: Store, asks: Sequence[Ask], job: Job | None) -> Iterator[Failure]:
-    """Yield the other, rejected sessions that built these trees: their results are left out."""
+    """Yield the rejected sessions, other than `job`, that built these trees: the report leaves out their results."""
     trees = canonical([[ask.arm.source.pin, ask.arm.source.tree] for ask in asks])
     rows = store.rows(
         """SELECT DISTINCT job_id, reason FROM rejections JOIN arms USING (job_id)
@@ -91,9 +82,11 @@ def _rejected(store: Store, asks: Sequence[Ask], job: Job | None) -> Iterator[Fa
 
 def _missing(arm: Evidence, default: str) -> list[Missing]:
     """Return the cells without a valid run, grouped by reason, in the planned order."""
-    why = {ask.place: f"{run['status']} in {alias(run['job_id'])}" for run, asks in reversed(arm.lost) for ask in asks}
+    why = {
+        ask.identity: f"{run['status']} in {alias(run['job_id'])}" for run, asks in reversed(arm.lost) for ask in asks
+    }
     groups = grouped(
-        ((ask.cell.tool, ask.model, why.get(ask.place, default)), asking.label(ask.cell)) for ask in arm.absent
+        ((ask.cell.tool, ask.model, why.get(ask.identity, default)), asking.label(ask.cell)) for ask in arm.absent
     )
     return [
         Missing(arm.experiment, tool, model, tuple(labels), reason) for (tool, model, reason), labels in groups.items()
@@ -101,12 +94,11 @@ def _missing(arm: Evidence, default: str) -> list[Missing]:
 
 
 def _failures(arm: Evidence) -> Iterator[Failure]:
-    """Yield failed gates, failed runs of this arm's cells, and failed runs whose cells are unknown."""
     for row in arm.failed:
         yield failed_gate(row, again=arm.gates[row["gate_digest"]]["status"] != "failed")
-    asked, absent = ({ask.place for ask in asks} for asks in (arm.ask.cells, arm.absent))
+    asked, absent = ({ask.identity for ask in asks} for asks in (arm.ask.cells, arm.absent))
     for run, asks in arm.lost:
-        places = [ask.place for ask in asks]
+        places = [ask.identity for ask in asks]
         if places and asked.isdisjoint(places):
             continue
         what = " ".join(filter(None, (run["tool"], *{ask.model for ask in asks})))
@@ -116,8 +108,7 @@ def _failures(arm: Evidence) -> Iterator[Failure]:
         )
 
 
-SHOWN = 3
-"""Lines per table, twice as many for sessions: the overview fits on a screen of 30 lines."""
+SHOWN = 3  # rows of each table of the overview, twice as many for sessions: it fits on a screen of 30 lines
 
 COUNTS = """SELECT (SELECT count(*) FROM jobs) AS sessions,
                    (SELECT count(DISTINCT name) FROM experiments) AS experiments,
@@ -139,7 +130,7 @@ VERDICTS = """SELECT job_id, kind, protocol, json_group_array(verdict) AS words 
 
 
 def overview(store: Store) -> Overview:
-    """Return the newest sessions, gates and verdicts, and how many there are."""
+    """Return the newest sessions, gates and verdicts of a database, and how many sessions, runs and samples it has."""
     (counts,) = store.rows(COUNTS)
     if not counts["imported files"]:
         del counts["imported files"]
@@ -160,7 +151,7 @@ def overview(store: Store) -> Overview:
     lines: list[Row] = []
     for row in judged[:SHOWN]:
         words = json.loads(row["words"])
-        word = summary(row["kind"], judgement.whole(words), words) + older(row["protocol"])
+        word = summary(row["kind"], judgement.session_verdict(words), words) + older(row["protocol"])
         lines.append({"session": row["job_id"], "verdict": word})
     of_sessions = columns("session kind host runs state", "runs", runs="runs that count")
     of_gates = columns("gate arm build count status session", "count", arm="experiment", count="passed/total")

@@ -1,6 +1,6 @@
-"""The record's evidence on one arm, build and device: the newest valid run of each cell, gates, failures.
+"""What the record has on one arm, build and device: the newest valid run of each cell, gates, failures.
 
-For a session's chain with a verdict, a cell's number is the arm's mean behind the verdict.
+For a session's chain with a verdict, a cell's number is the mean of the arm, which the verdict compares.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MINE = """WITH mine AS MATERIALIZED (
     AND CASE WHEN :device_id IS NULL THEN host = :host ELSE device_id = :device_id END
     AND (:session IS NULL OR (job_id = :session AND arm = :arm)))
 """
-"""The builds of exactly one tree and configuration, of any experiment."""
+"""The jobs that built one tree in one configuration, for any experiment."""
 
 RUNS = f"""{MINE} SELECT run_id, job_id, arm, build_id, device_id, tool, coalesce(model_id, '') AS model_id, path,
                          recipe, contents, env_digest, argv, started AS at, status, reason, chain, role, cycle
@@ -44,7 +44,7 @@ OF_GATES = """gates.*, device_id, expectations.job_id AS recorded_by, printed.li
 LISTED = """JOIN devices USING (device_id) LEFT JOIN expectations USING (pin, tree, gate_digest, compute_cap)
             LEFT JOIN case_lists AS printed ON printed.cases = gates.cases AND status = 'failed'
             LEFT JOIN case_lists AS demanded ON demanded.cases = expected_cases AND status = 'failed'"""
-"""The printed and the expected cases of a failed gate."""
+"""Joins the printed and the expected cases of a failed gate."""
 
 GATES = f"""{MINE} SELECT {OF_GATES} FROM mine JOIN gates USING (job_id, arm, build_id) {LISTED}
             WHERE gates.job_id NOT IN ({REJECTED}) ORDER BY at, gate_id"""  # noqa: S608 - our own
@@ -64,18 +64,18 @@ FLAGS = f"""SELECT run_id, kind, hard, reason FROM flags
 
 
 def by_run(store: Store, sql: str, runs: Iterable[str]) -> dict[str, list[Row]]:
-    """Return the rows of VALUES or FLAGS by their run, an empty list for a run without any."""
+    """Return the rows of a query, VALUES or FLAGS, by run; a run without rows has an empty list."""
     runs = list(runs)
     rows: dict[str, list[Row]] = grouped((row["run_id"], row) for row in store.rows(sql, (json.dumps(runs),)))
     return {run: rows.get(run, []) for run in runs}
 
 
 Medians = Mapping[tuple[str, str, str, str], Mapping[int, float]]
-"""Medians of chains' runs, by chain, role, Cell.key and metric, then by cycle."""
+"""The median of each run of chains: by chain, role, Cell.key and metric, then by cycle."""
 
 
 def medians_of(rows: Iterable[Row]) -> Medians:
-    """Return the medians of chains' runs, given rows of VALUES."""
+    """Return the medians of runs of chains, as `Medians`, given their rows of VALUES."""
     pairs = grouped(
         ((row["chain"], row["role"], row["cell"], row["metric"]), (row["cycle"], row["value"])) for row in rows
     )
@@ -83,19 +83,19 @@ def medians_of(rows: Iterable[Row]) -> Medians:
 
 
 def conditions_of(store: Store, runs: Iterable[str]) -> Conditions:
-    """Return the ranges of the quantities sampled during these runs."""
+    """Return the lowest and highest median of each sampled quantity, over these runs."""
     rows = store.rows(TELEMETRY, (json.dumps(list(runs)),))
     return {row["name"]: (row["low"], row["high"]) for row in rows}
 
 
 def range_of(ranges: Iterable[Conditions]) -> dict[str, tuple[float, float]]:
-    """Return the union of several ranges, by name."""
+    """Return the lowest and highest value of each quantity over several ranges."""
     ends = grouped((name, end) for each in ranges for name, both in each.items() for end in both)
     return {name: (min(of_name), max(of_name)) for name, of_name in ends.items()}
 
 
 def by_kind(flags: Iterable[Row]) -> Iterator[tuple[list[Row], str]]:
-    """Yield the flags of each kind with the first reason and the number of other reasons, which differ in durations."""
+    """Group flags by kind, hard ones apart; yield each group, and its first reason with the number of the others."""
     for of_kind in grouped(((flag["hard"], flag["kind"]), flag) for flag in flags).values():
         first, *others = dict.fromkeys(str(flag["reason"]) for flag in of_kind)
         yield of_kind, f"{first}, and {len(others)} like it" if others else first
@@ -103,7 +103,7 @@ def by_kind(flags: Iterable[Row]) -> Iterator[tuple[list[Row], str]]:
 
 @dataclass(frozen=True)
 class Measured:
-    """A cell with its newest valid run; for a chain, the arm's last run."""
+    """A cell with its newest valid run and its numbers; of a chain, the arm's last run, and means over its runs."""
 
     ask: CellAsk
     run: Row  # of RUNS
@@ -113,12 +113,12 @@ class Measured:
 
 
 Lost = tuple[Row, tuple[CellAsk, ...]]
-"""A run that does not count, with its expected cells (none if its plan cannot be read)."""
+"""A run that does not count, with the cells that it should have measured; () if its plan cannot be read."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the record has on one arm."""
+    """What the record has for an `Ask`, all of one build on one device."""
 
     ask: Ask
     name: str  # the arm's name in tables
@@ -133,31 +133,34 @@ class Evidence:
 
     @property
     def experiment(self) -> str:
-        """The arm's own name."""
+        """The arm's own name; `name` may say more to distinguish it."""
         return self.ask.arm.name
 
     @property
     def absent(self) -> list[CellAsk]:
-        """The cells without a valid run."""
-        measured = {cell.ask.place for cell in self.measured}
-        return [ask for ask in self.ask.cells if ask.place not in measured]
+        """The cells that were asked for and have no valid run."""
+        measured = {cell.ask.identity for cell in self.measured}
+        return [ask for ask in self.ask.cells if ask.identity not in measured]
 
 
 def arms_of_job(store: Store, job: Job) -> dict[str, Evidence]:
-    """Return the arms of a session by name, without results: build, host and device; without a build the id is None."""
+    """Return the arms of a job by name, with host, build, device and models, but without results.
+
+    An arm that was not built has None as its build_id.
+    """
     rows = store.rows("SELECT arm, build_id FROM arms WHERE job_id = ?", (job.job_id,))
     builds, devices = {row["arm"]: row["build_id"] for row in rows}, store.devices(job.job_id)
     inputs = store.rows("SELECT name, contents FROM inputs WHERE job_id = ? AND contents IS NOT NULL", (job.job_id,))
     contents = {row["name"]: row["contents"] for row in inputs}
     asks = {ask.arm.name: ask for ask in of_session(store, job)}
     return {
-        name: Evidence(ask, name, machine(job, devices.get(name)), builds.get(name), devices.get(name), contents)
+        name: Evidence(ask, name, _machine(job, devices.get(name)), builds.get(name), devices.get(name), contents)
         for name, ask in asks.items()
     }
 
 
-def find(store: Store, ask: Ask) -> Evidence:
-    """Return the evidence for an ask, all from the newest build and device: these are never mixed."""
+def find_evidence(store: Store, ask: Ask) -> Evidence:
+    """Return what the record has for an ask, all from the newest build and device that it has anything of."""
     of_arm = {"pin": ask.arm.source.pin, "tree": ask.arm.source.tree, "cmake": canonical(ask.arm.cmake)}
     of_ask = {key: getattr(ask, key) for key in ("protocol", "device_id", "host", "session")}
     params = {**of_arm, **of_ask, "arm": ask.arm.name}
@@ -178,7 +181,7 @@ def find(store: Store, ask: Ask) -> Evidence:
     return Evidence(
         ask,
         ask.arm.name,
-        machine(job, device),
+        _machine(job, device),
         newest["build_id"],
         device,
         {cell.ask.model: cell.run["contents"] for cell in measured if cell.run["contents"]},
@@ -189,8 +192,7 @@ def find(store: Store, ask: Ask) -> Evidence:
     )
 
 
-def machine(job: Job, device: Device | None) -> str:
-    """Return where a job ran: the host's name here, its own name, and the device."""
+def _machine(job: Job, device: Device | None) -> str:
     own = (job.facts or {}).get("hostname", "")
     known = ", ".join(filter(None, ("" if own == job.host else own, device.label if device else "")))
     return f"{job.host} ({known})" if known else job.host
@@ -209,7 +211,7 @@ def _measured(store: Store, ask: Ask, valid: Sequence[Row]) -> Iterator[Measured
     accepted = {name: _accepted(model, valid) for name, model in ask.models.items()}
     chosen = []
     for cell in ask.cells:
-        cell_key, model, env_digest = cell.place
+        cell_key, model, env_digest = cell.identity
         runs, numbers = newest.get((cell_key, accepted.get(model, ""), env_digest), ([], {}))
         if runs and runs[-1]["tool"] == cell.cell.tool:
             chosen.append((cell, runs, numbers))
@@ -225,7 +227,7 @@ def _measured(store: Store, ask: Ask, valid: Sequence[Row]) -> Iterator[Measured
 def _of_chains(
     store: Store, valid: Sequence[Row], values: Mapping[str, Sequence[Row]]
 ) -> Iterator[tuple[tuple[str, str, str], tuple[list[Row], dict[str, Number]]]]:
-    """Yield the runs behind an arm's means and the means, by (Cell.key, model_id, env_digest), oldest first."""
+    """Yield by (Cell.key, model_id, env_digest), oldest first, an arm's runs that count and the mean of each metric."""
     of_chains = (run for run in valid if run["role"] in (BASELINE, CANDIDATE))
     chains = grouped(((run["job_id"], run["chain"], run["role"]), run) for run in of_chains)
     for (job_id, chain, role), runs in chains.items():
@@ -251,7 +253,7 @@ def _of_chains(
 
 
 def _accepted(model: Model, valid: Sequence[Row]) -> str:
-    """Return the current model_id: the recipe's, or for a file the one in the newest run that read it."""
+    """Return the model_id that counts: the recipe's, or for a file the one of the newest run that read this path."""
     if not files_of(model):
         return model_id(model)
     if not isinstance(model, FileModel):
@@ -264,7 +266,7 @@ def _accepted(model: Model, valid: Sequence[Row]) -> str:
 
 
 def mean_of(judged: Judged, role: str, metric: str, medians: Mapping[int, float]) -> Number:
-    """Return the mean of one arm over the cycles that count, given the medians of its runs by cycle."""
+    """Return the geometric mean of a metric over an arm's runs that count; `medians` has each run's median by cycle."""
     cycles = judgement.counted(judged.verdict, role)
     runs = [medians[cycle] for cycle in sorted(set(cycles))]
     mean = statistics.geometric_mean(medians[cycle] for cycle in cycles)
@@ -273,7 +275,7 @@ def mean_of(judged: Judged, role: str, metric: str, medians: Mapping[int, float]
 
 
 def _lost(store: Store, runs: Sequence[Row]) -> Iterator[Lost]:
-    """Yield runs with the cells of their step, which is identified by the run's arguments."""
+    """Yield runs, each with the cells of its step, which is found by the arguments."""
     steps: dict[str, tuple[RunStep, ...]] = {}
     for job_id in {run["job_id"] for run in runs}:
         try:

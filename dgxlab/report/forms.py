@@ -1,4 +1,4 @@
-"""The table forms that documents and `dgxlab report --form` can request, by name."""
+"""The forms of tables that documents and `dgxlab report --form` can request, by name."""
 
 from __future__ import annotations
 
@@ -16,47 +16,46 @@ from dgxlab.report import ask as asking
 from dgxlab.report import published
 from dgxlab.report.arms import concurrency, find_arms, of_forms, single_stream
 from dgxlab.report.ask import Query
-from dgxlab.report.beside import columns_beside, fitting, label, rows_beside, selected, sources
+from dgxlab.report.beside import columns_beside, label, matching, matching_series, rows_beside, sources
 from dgxlab.report.evidence import Measured, arms_of_job
 from dgxlab.report.imports import imports
 from dgxlab.report.ledger import experiments, steps
 from dgxlab.report.profile import profile
 from dgxlab.report.records import Beside, Column, Number, Origin, Page, Provenance, Row, Table, Value
 from dgxlab.report.session import WORDS, ChainSession
-from dgxlab.report.tables import OPS, gate_tables, holds, in_rank, likeness, provenance, tables
-from dgxlab.report.verdicts import newest_of_two, verdicts
+from dgxlab.report.tables import OPS, contents_text, fidelity_text, gate_tables, provenance, sorted_cells, tables
+from dgxlab.report.verdicts import collect_session, newest_with_verdicts
 from dgxlab.roofline import Peaks
-from dgxlab.store import alias, the_one
+from dgxlab.store import alias, only_match
 
 if TYPE_CHECKING:
     from dgxlab.store import Job, Store
 
 
 def page(store: Store, wanted: Query) -> Page:
-    """Return the tables of a query.
+    """Return the tables of a query; its sessions may be named by prefix or alias.
 
-    Raises:
-        UsageError: if the record has no matching data, or a session's name is unknown or ambiguous.
+    Raises UsageError if the record has no matching data, or a session's name is unknown or ambiguous.
     """
-    sessions = tuple(the_one(store.job_ids(text), text) for text in wanted.session)
+    sessions = tuple(only_match(store.job_ids(text), text) for text in wanted.session)
     return FORMS[wanted.form](store, replace(wanted, session=sessions))
 
 
 def _single_stream(store: Store, wanted: Query) -> Page:
     table = single_stream(of_forms(store, wanted, wanted.form))
     tests = {column.key for column in table.columns if column.metric}
-    series = selected(wanted.form, wanted.published)
+    series = matching_series(wanted.form, wanted.published)
     return Page(wanted.form, (rows_beside(series, table, lambda cell: next(iter(tests & {cell["test"]}), None)),))
 
 
 def _concurrency(store: Store, wanted: Query) -> Page:
     table = concurrency(of_forms(store, wanted, wanted.form))
-    return Page(wanted.form, (columns_beside(selected(wanted.form, wanted.published), table),))
+    return Page(wanted.form, (columns_beside(matching_series(wanted.form, wanted.published), table),))
 
 
 def _ops(store: Store, wanted: Query) -> Page:
     arms = of_forms(store, wanted, wanted.form)
-    series = selected(wanted.form, wanted.published)
+    series = matching_series(wanted.form, wanted.published)
     results: list[Table] = []
     for arm in arms:
         for table in tables(arm):
@@ -72,7 +71,7 @@ def _gates(store: Store, wanted: Query) -> Page:
     for each in [replace(wanted, session=(session,)) for session in wanted.session] or [wanted]:
         if each.session and (job := store.job(each.session[0])).kind in SESSIONS:
             compared = ChainSession(store, job)
-            results += [replace(table, title=compared.what) for table in compared.gate_tables()]
+            results += [replace(table, title=compared.title) for table in compared.gate_tables()]
         else:
             every = [(arm.name, table) for arm in find_arms(store, each) for table in gate_tables(arm)]
             results += [replace(table, title=f"{name}: {table.title}") for name, table in every]
@@ -82,10 +81,9 @@ def _gates(store: Store, wanted: Query) -> Page:
 
 
 def _gates_beside(wanted: Query, table: Table) -> Table:
-    """Return a table of gates with additional rows for gates in documents."""
     if not wanted.published:
         return table
-    every = {entry.line: entry for pattern in wanted.published for entry in fitting(figures.gates(), pattern, "gate")}
+    every = {entry.line: entry for pattern in wanted.published for entry in matching(figures.gates(), pattern, "gate")}
     tests = [entry for entry in every.values() if entry.metric == "tests_passed"]
     rows: list[Row] = [
         {"op": entry.test, "count": entry.value, "status": f"{label(entry)}, pin {entry.pin}", "published": True}
@@ -100,7 +98,7 @@ def _gates_beside(wanted: Query, table: Table) -> Table:
 def _verdicts(store: Store, wanted: Query) -> Page:
     jobs = [store.job(session) for session in wanted.session]
     for name in wanted.experiment:
-        job = newest_of_two(store, name, wanted.baseline, wanted.host)
+        job = newest_with_verdicts(store, name, wanted.baseline, wanted.host)
         if job is None:
             against = f" against {wanted.baseline!r}" if wanted.baseline else ""
             there = f" on {wanted.host!r}" if wanted.host else ""
@@ -110,7 +108,7 @@ def _verdicts(store: Store, wanted: Query) -> Page:
     for job in jobs:
         if job.kind not in SESSIONS:
             raise UsageError(f"session {job.job_id} compares nothing", next=f"dgxlab report {job.job_id}")
-        report = verdicts(store, job)
+        report = collect_session(store, job.job_id)
         if not report.ended:
             raise UsageError(f"session {job.job_id} has not ended and shows nothing before", next="dgxlab jobs")
         _, _, what = report.title.partition(": ")
@@ -132,7 +130,6 @@ def _published(_: Store, wanted: Query) -> Page:
 
 
 def _provenance(store: Store, wanted: Query) -> Page:
-    """Return a column for each experiment, from its newest session or the named sessions."""
     jobs = [(asking.job_of_arm(store, name, wanted.host), name) for name in wanted.experiment]
     jobs += [(store.job(session), "") for session in wanted.session]
     arms: list[tuple[Job, Mapping[str, Any]]] = []
@@ -158,7 +155,6 @@ def _provenance(store: Store, wanted: Query) -> Page:
 
 
 def _facts(store: Store, job: Job, arm: Provenance, row: Mapping[str, Any]) -> Iterable[tuple[str, Value]]:
-    """Yield the facts with their values, an empty value for unknown ones."""
     cmake, tools = json.loads(row["cmake"]), json.loads(row["toolchain"])
     details: Mapping[str, Any] = (job.facts or {}).get("details", {})
     driver, memory = details.get("driver", {}), details.get("memory_mib")
@@ -185,7 +181,7 @@ def _facts(store: Store, job: Job, arm: Provenance, row: Mapping[str, Any]) -> I
         how = "synthetic, recipe" if model["model_id"].startswith("synthetic") else ""
         facts = [f"{how} {model['model_id']}".strip(), units.size(model["size"]), model["digest"]]
         if model["contents"]:
-            facts += [holds(model["contents"]), *likeness(model["contents"])]
+            facts += [contents_text(model["contents"]), *fidelity_text(model["contents"])]
         yield f"model {model['name']}", "; ".join([", ".join(facts[:3]), *facts[3:]])
     yield "dgxlab", job.dgxlab_version
     yield "agent", job.agent_version
@@ -200,15 +196,14 @@ def _facts(store: Store, job: Job, arm: Provenance, row: Mapping[str, Any]) -> I
 BYTES = {name.lower(): size / count for name, count, size in TYPES.values()}
 """Bytes per weight in ggml's blocks, scales included."""
 
-PATH = "bf16"
-"""The compute path whose peak is the reference of all rows."""
+PATH = "bf16"  # the compute path whose peak is the reference of all rows
 
 
 def _with_roof(table: Table, cells: Sequence[Measured]) -> Table:
-    """Add the bandwidth of operations and their shares of the GPU's peaks, if known, to the table of these cells."""
+    """Add columns to a table of operations: bandwidth, and shares of the GPU's peaks if these are known."""
     device = table.provenance.device
     peaks = roofline.together(device.names, alone=True) if device else None
-    added = [_roof_row(cell, peaks) for cell in in_rank(OPS, cells)]
+    added = [_roof_row(cell, peaks) for cell in sorted_cells(OPS, cells)]
     columns = [
         Column("rate", "", "rate"),
         Column("of_flops", f"% of {PATH} peak", numeric=True),
@@ -226,7 +221,6 @@ def _with_roof(table: Table, cells: Sequence[Measured]) -> Table:
 
 
 def _roof_row(cell: Measured, peaks: Peaks | None) -> dict[str, Value]:
-    """Return a row's bandwidth, and its shares as text and as numbers."""
     time, shape = cell.quantities.get("time_us"), _shape(cell.ask.cell.params)
     if time is None or shape is None:
         return {}
@@ -244,7 +238,7 @@ def _roof_row(cell: Measured, peaks: Peaks | None) -> dict[str, Value]:
 
 
 def _shape(params: Mapping[str, Param]) -> tuple[float, float] | None:
-    """Return operations and bytes, of operands and result, of a plain matrix multiplication; None for anything else."""
+    """Return the floating-point operations and the bytes of a plain matrix multiplication; None for anything else."""
     weights, other = (BYTES.get(str(params.get(name)).lower()) for name in ("type_a", "type_b"))
     plain = params.get("bs", "[1,1]") == params.get("nr", "[1,1]") == "[1,1]"  # without batches
     m, n, k = (params.get(name) for name in ("m", "n", "k"))
@@ -268,4 +262,4 @@ FORMS: Mapping[str, Callable[[Store, Query], Page]] = {
     "published": _published,
     "imported": lambda store, wanted: Page(wanted.form, imports(store, wanted)),
 }
-"""Functions that make each form of `ask.KEYS`, by name."""
+"""By form, the function that returns its page."""

@@ -18,35 +18,25 @@ from dgxlab.tools.reading import Values
 if TYPE_CHECKING:
     from dgxlab.store import Store
 
-SPREADS = {"avg_ts": "stddev_ts"}
-"""The metric that holds each metric's spread, besides those named `X error`."""
-
-REPETITIONS = {"avg_ts": "samples_ns"}
-"""The metric that holds each metric's single values, if the file has them."""
-
-MOST = 8
-"""Max metrics shown as columns for a file with one row; more are shown as rows."""
-
-COUNTS = ("cases", "runs", "kB")
-"""Units of counts and settings, which are not measured."""
-
+SPREADS = {"avg_ts": "stddev_ts"}  # the metric with the spread of a metric; for other metrics it is `NAME error`
+REPETITIONS = {"avg_ts": "samples_ns"}  # the metric with the single values of a metric, which some files have
+MOST = 8  # max metrics shown as columns for a file with one row; more are shown as rows
+COUNTS = ("cases", "runs", "kB")  # units of counts and settings: they are shown as plain numbers
 FILES = "SELECT * FROM imports ORDER BY at, import_id"
-
 NOWHERE = Provenance("imported", (), "", (), "", None, "")
 
 
 def imports(store: Store, wanted: Query) -> tuple[Table, ...]:
-    """Return a table for each requested file, or one table that lists all files."""
+    """Return a table for each file that the query names, or else one table that lists all files."""
     if not wanted.file:
         return (_every(store),)
     return tuple(_of_file(store, find_import(store, name), wanted.cells) for name in wanted.file)
 
 
 def find_import(store: Store, name: str) -> Mapping[str, Any]:
-    """Return the imported file of this name (blanks as in `Query`) or id prefix.
+    """Return the row of the imported file with this name or id prefix; blanks in the name may differ.
 
-    Raises:
-        UsageError: if there is none, or more than one.
+    Raises UsageError if there is none, or more than one.
     """
     known = store.rows(FILES)
     files = [row for row in known if row["name"].split() == name.split() or row["import_id"].startswith(name)]
@@ -117,7 +107,6 @@ def _by_metric(row: FileRow) -> list[Values]:
 
 
 def _numbers(row: FileRow) -> Iterator[tuple[str, Value]]:
-    """Yield the valid numbers of a row, each with its spread and repetitions if the file has them."""
     counted = {each.metric: each for each in _by_metric(row) if not each.discarded}
     for name, each in counted.items():
         if name in (*SPREADS.values(), *REPETITIONS.values()) or name.endswith(" error"):

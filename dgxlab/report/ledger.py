@@ -1,4 +1,4 @@
-"""Tables of what was tried: the steps of a kernel, and the experiments with a hypothesis."""
+"""Tables of what was tried: the steps of a kernel's development, and the experiments with a hypothesis."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import TYPE_CHECKING
 
 from dgxlab import judgement, units
 from dgxlab.errors import UsageError
+from dgxlab.judgement import NOT_PROMOTED
 from dgxlab.report import ask as asking
-from dgxlab.report.arms import by_environment, in_order, of_forms, others_with_model, side_by_side
+from dgxlab.report.arms import by_environment, distinct_asks, of_forms, settings_with_model, side_by_side
 from dgxlab.report.ask import CellAsk, Query, op_params
-from dgxlab.report.beside import fits, rows_beside, selected
-from dgxlab.report.evidence import Evidence, arms_of_job, find
+from dgxlab.report.beside import fits, matching_series, rows_beside
+from dgxlab.report.evidence import Evidence, arms_of_job, find_evidence
 from dgxlab.report.records import Column, Number, Origin, Provenance, Row, Table, Value, columns, grouped
 from dgxlab.report.session import WORDS, older
-from dgxlab.report.tables import OPS, SINGLE_STREAM, common, provenance, rank, stream_test
-from dgxlab.report.verdicts import PREFIX, newest_of_two
-from dgxlab.stats import VERDICTS
+from dgxlab.report.tables import OPS, SINGLE_STREAM, common, provenance, sort_key, stream_test
+from dgxlab.report.verdicts import PREFIX, newest_with_verdicts
+from dgxlab.stats import VERDICTS, Verdict, speedup
 from dgxlab.store import REJECTED, alias
 from dgxlab.tools import BY_FORM
 
 if TYPE_CHECKING:
-    from dgxlab.judgement import Judged
     from dgxlab.store import Job, Store
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The verdict of the newest session of two arms on its candidate."""
+class _Outcome:
+    """The result of the newest comparison of a candidate with a baseline."""
 
     session: str
     kind: str  # ab or screen
@@ -45,40 +45,33 @@ class Outcome:
         return PREFIX[self.kind] + self.word + older(self.protocol)
 
 
-def newest(store: Store, candidate: str, baseline: str = "") -> Outcome | None:
-    """Return the newest session's outcome for a candidate, against this baseline or any; None if there is none."""
-    job = newest_of_two(store, candidate, baseline)
+def _newest_outcome(store: Store, candidate: str, baseline: str = "") -> _Outcome | None:
+    job = newest_with_verdicts(store, candidate, baseline)
     if job is None or job.kind == "noise":
         return None
     judged = judgement.recorded(store, job.job_id)
-    word = judgement.whole([each.verdict.verdict for each in judged])
+    verdicts = [each.verdict for each in judged]
+    word = judgement.session_verdict([verdict.verdict for verdict in verdicts])
     promoted = word == "faster" and any(each.promoted for each in judged)
     gains = {
-        (each.comparison.candidate, each.comparison.metric): 1 + _gain(each) / 100
+        (each.comparison.candidate, each.comparison.metric): 1 + speedup(each.verdict.effect, each.verdict.better)
         for each in judged
         if each.verdict.effect is not None
     }
-    return Outcome(job.job_id, job.kind, job.protocol, word, promoted, "; ".join(_because(judged)), gains)
+    return _Outcome(job.job_id, job.kind, job.protocol, word, promoted, "; ".join(_because(verdicts)), gains)
 
 
-def _because(judged: Sequence[Judged]) -> Iterator[str]:
-    """Yield the number of claims per verdict, their effects, and the reason of the first one."""
-    groups = grouped((each.verdict.verdict, each) for each in judged)
+def _because(verdicts: Sequence[Verdict]) -> Iterator[str]:
+    groups = grouped((verdict.verdict, verdict) for verdict in verdicts)
     for word in sorted(groups, key=VERDICTS.index):
-        of_word = groups[word]
-        gains = sorted(_gain(each) for each in of_word if each.verdict.effect is not None)
-        ends = dict.fromkeys(f"{gain:+.2f}" for gain in gains[:1] + gains[-1:])
+        gains = sorted(speedup(each.effect, each.better) for each in groups[word] if each.effect is not None)
+        ends = dict.fromkeys(f"{100 * gain:+.2f}" for gain in gains[:1] + gains[-1:])
         around = f" ({' to '.join(ends)} % in speed)" if ends else ""
-        first = next((reason for each in of_word for reason in judgement.reasons(each.verdict)), "")
-        held = next((reason for each in of_word if (reason := judgement.held_back(each.verdict))), "")
+        first = next((reason for each in groups[word] for reason in judgement.reasons(each)), "")
+        reasons = (reason for each in groups[word] for reason in each.reasons)
+        held = next((reason for reason in reasons if reason.startswith(NOT_PROMOTED)), "")
         why = ", ".join(dict.fromkeys(filter(None, (first if word == "invalid" else "", held))))
-        yield f"{len(of_word)} of {len(judged)} {word}{around}" + (f": {why}" if why else "")
-
-
-def _gain(judged: Judged) -> float:
-    """Return by how many percent a candidate is faster, for times as well as throughputs."""
-    effect = judged.verdict.effect or 0.0
-    return 100 * (effect if judged.verdict.better == "higher" else 1 / (1 + effect) - 1)
+        yield f"{len(groups[word])} of {len(verdicts)} {word}{around}" + (f": {why}" if why else "")
 
 
 STATUS = {
@@ -89,15 +82,15 @@ STATUS = {
     "inconclusive": "undecided",
     "invalid": "undecided",
 }
-"""The status of an experiment by the word of its A/B session, unless it is promoted."""
+"""An experiment's status by the verdict of its newest A/B session, unless it is promoted."""
 
 
 OF_EXPERIMENT = "kind <> 'noise' AND experiment IN (SELECT digest FROM experiments WHERE experiments.name = :name)"
-"""The sessions of an experiment, alone or as the candidate."""
+"""SQL condition: the jobs of an experiment, alone or as the candidate."""
 
 
 def experiments(store: Store, wanted: Query) -> Table:
-    """Return a row for each experiment with a hypothesis, in the order tried."""
+    """Return the table of experiments with a hypothesis, in the order tried: status, newest verdict, reason."""
     tried = store.rows(
         """SELECT e.digest, e.name, e.hypothesis, min(j.intent_at) AS first, max(j.intent_at) AS last
            FROM experiments AS e LEFT JOIN jobs AS j ON j.experiment = e.digest
@@ -114,7 +107,7 @@ def experiments(store: Store, wanted: Query) -> Table:
     origins = []
     for name in names:
         latest = asking.newest(store, OF_EXPERIMENT, f"job_id IN ({REJECTED})", name=name)
-        row = _status(newest(store, name), latest)
+        row = _status(_newest_outcome(store, name), latest)
         rows.append({"lever": name, "hypothesis": hypotheses[name], **row})
         if "session" in row:
             job = store.job(str(row["session"]))
@@ -125,8 +118,8 @@ def experiments(store: Store, wanted: Query) -> Table:
     return Table("levers", "Levers", shown, tuple(rows), first, kind="arms", origins=tuple(origins))
 
 
-def _status(outcome: Outcome | None, latest: Job | None) -> Row:
-    """Return an experiment's status, its newest verdict and the deciding session: the newest session if that failed."""
+def _status(outcome: _Outcome | None, latest: Job | None) -> Row:
+    """Return an experiment's status, verdict, reason and session: of `latest` if that failed, else of the outcome."""
     state = latest.state if latest else ""
     if outcome is not None and state not in ("failed", "lost"):
         status = STATUS[outcome.word]
@@ -148,27 +141,30 @@ def _status(outcome: Outcome | None, latest: Job | None) -> Row:
     return {"verdict": verdict, "why": why, "session": latest.job_id, "status": status}
 
 
-Shown = Mapping[Column, CellAsk]
+_Shown = Mapping[Column, CellAsk]
 """Each column with its cell, as one of the steps asks for it: in a column it is the same one in any environment."""
 
 
 def steps(store: Store, wanted: Query) -> Table:
-    """Return a row for each experiment, in the order given; a baseline not among them comes first."""
+    """Return the table of steps: a row for each experiment in the order given, its ratio to the baseline, its verdict.
+
+    A baseline that is not among the experiments comes first.
+    """
     names = wanted.experiment
     if wanted.baseline and wanted.baseline not in names:
         names = (wanted.baseline, *names)
     arms = by_environment(of_forms(store, replace(wanted, experiment=names), "ops", "single-stream"))
     experiments = [arm.experiment for arm in arms]
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, _Outcome] = {}
     for number, arm in enumerate(arms):
         # a verdict is of an experiment, not of one of its environments
         alone = experiments.count(arm.experiment) == 1
-        if alone and (outcome := newest(store, arm.experiment, wanted.baseline)):
+        if alone and (outcome := _newest_outcome(store, arm.experiment, wanted.baseline)):
             outcomes[arm.name] = outcome
             # the numbers are those of the session that judged it: the verdict is about them
-            of_session = find(store, replace(arm.ask, session=outcome.session)).measured
-            judged = {cell.ask.place: cell for cell in of_session}
-            arms[number] = replace(arm, measured=tuple(judged.get(cell.ask.place, cell) for cell in arm.measured))
+            of_session = find_evidence(store, replace(arm.ask, session=outcome.session)).measured
+            judged = {cell.ask.identity: cell for cell in of_session}
+            arms[number] = replace(arm, measured=tuple(judged.get(cell.ask.identity, cell) for cell in arm.measured))
     shown, settings = _columns(arms)
     base = next((arm for arm in arms if arm.experiment == wanted.baseline), None)
     ratios = [_ratio(arm, base, shown, outcomes.get(arm.name)) for arm in arms]
@@ -197,13 +193,13 @@ def steps(store: Store, wanted: Query) -> Table:
         ]
         return fitting[0] if len(fitting) == 1 else None
 
-    return rows_beside(selected(wanted.form, wanted.published), table, column_of)
+    return rows_beside(matching_series(wanted.form, wanted.published), table, column_of)
 
 
-def _ratio(arm: Evidence, base: Evidence | None, shown: Shown, outcome: Outcome | None) -> tuple[str | None, str]:
-    """Return a step's speedup over the baseline, as text over the common columns, and its source.
+def _ratio(arm: Evidence, base: Evidence | None, shown: _Shown, outcome: _Outcome | None) -> tuple[str | None, str]:
+    """Return a step's speedup over the baseline as text, and where it comes from.
 
-    The source is "verdict", "medians" (of different sessions), or "device": no ratio between devices.
+    That is "verdict", "medians" (of different sessions), or "device": there is no ratio between devices.
     """
     if base is None or arm is base:
         return "baseline" if base else None, ""
@@ -227,9 +223,9 @@ def _ends(ratios: Sequence[float]) -> str:
     return " to ".join(dict.fromkeys(f"{share:.2f}x" for share in (min(ratios), max(ratios))))
 
 
-def _quantities(arm: Evidence, shown: Shown) -> dict[str, Number]:
-    by_cell = {cell.ask.place[:2]: cell.quantities for cell in arm.measured}
-    pairs = ((column, by_cell.get(ask.place[:2], {})) for column, ask in shown.items())
+def _quantities(arm: Evidence, shown: _Shown) -> dict[str, Number]:
+    by_cell = {cell.ask.identity[:2]: cell.quantities for cell in arm.measured}
+    pairs = ((column, by_cell.get(ask.identity[:2], {})) for column, ask in shown.items())
     return {column.key: quantities[column.metric] for column, quantities in pairs if column.metric in quantities}
 
 
@@ -246,16 +242,16 @@ def _caveats(base: Evidence, rows: Sequence[Row], ratios_by: Collection[str]) ->
         yield f"no ratio is taken between devices: {base.name} was measured on {base.host}"
 
 
-def _columns(arms: Sequence[Evidence]) -> tuple[Shown, dict[str, Value]]:
+def _columns(arms: Sequence[Evidence]) -> tuple[_Shown, dict[str, Value]]:
     """Return the columns, operations before prompts, and their common settings."""
     cells = [cell for arm in arms for cell in arm.measured]
-    by_tool = grouped((ask.cell.tool, ask) for ask in in_order(cells, lambda ask: ask.place[:2]))
-    ops = sorted(by_tool.get(BY_FORM["ops"], []), key=partial(rank, OPS))
-    streams = sorted(by_tool.get(BY_FORM["single-stream"], []), key=partial(rank, SINGLE_STREAM))
+    by_tool = grouped((ask.cell.tool, ask) for ask in distinct_asks(cells, lambda ask: ask.identity[:2]))
+    ops = sorted(by_tool.get(BY_FORM["ops"], []), key=partial(sort_key, OPS))
+    streams = sorted(by_tool.get(BY_FORM["single-stream"], []), key=partial(sort_key, SINGLE_STREAM))
     shown: dict[Column, CellAsk] = {}
 
     def show(ask: CellAsk, label: str, metric: str) -> None:
-        shown[Column(" ".join(filter(None, ask.place[:2])), label, metric)] = ask
+        shown[Column(" ".join(filter(None, ask.identity[:2])), label, metric)] = ask
 
     params = [ask.cell.params for ask in ops]
     words_of = [{"op": each.get("op_name"), "backend": each.get("backend_name"), **op_params(each)} for each in params]
@@ -263,13 +259,13 @@ def _columns(arms: Sequence[Evidence]) -> tuple[Shown, dict[str, Value]]:
     if len(ops) == 1:  # nothing distinguishes it, but it needs a name
         alike = {key: value for key, value in alike.items() if key not in ("type_a", "n")}
     for ask, words in zip(ops, words_of, strict=True):
-        have = {metric for cell in cells if cell.ask.place[:2] == ask.place[:2] for metric in cell.quantities}
+        have = {metric for cell in cells if cell.ask.identity[:2] == ask.identity[:2] for metric in cell.quantities}
         own = {key: value for key, value in words.items() if key not in alike}
         label = " ".join(value if isinstance(value, str) else f"{key}={value}" for key, value in own.items())
         first = next((metric for metric in ("flops", "bandwidth_gb_s", "time_us") if metric in have), "")
         if first:
             show(ask, label, first)
-    settings = [others_with_model(SINGLE_STREAM, ask) for ask in streams]
+    settings = [settings_with_model(SINGLE_STREAM, ask) for ask in streams]
     shared = common(settings)
     for ask, others in zip(streams, settings, strict=True):
         more = [f"{key}={value}" for key, value in others.items() if key not in shared]

@@ -1,4 +1,4 @@
-"""Markdown from records: each table with its line and items beneath, and all sources once.
+"""Markdown from a report's records: each table, its notes beneath it, and all sources once at the end.
 
 Every expression in every template is escaped: a cell cannot forge a row, a link or HTML.
 """
@@ -39,20 +39,19 @@ if TYPE_CHECKING:
     import jinja2
 
 SPECIAL = re.compile(r"[\\|`*<>\[\]~&]|(?<![^\W_])_|_(?![^\W_])|:(?=//)|(?<=(?i:www))\.")
-"""Characters that could start markup inside a line, or form a link's address.
+"""Characters to escape: they could start markup inside a line, or form a link's address.
 
 An underscore between letters or digits cannot, and MUL_MAT stays readable. All are ASCII punctuation, which a backslash
 makes literal in CommonMark.
 """
 
-WIDTH = 120
-"""Max length of a line outside of tables, unless a word is longer."""
+WIDTH = 120  # max length of a line outside of tables, unless a word is longer
 
 NO_LEADS = ("count", "found", "verdict")
-"""Keys of the first value columns of gates and verdicts; in other tables a metric is the first."""
+"""Columns that no longer name a row, though they are no metric: the first values in tables of gates and verdicts."""
 
 BRIEF = ("verdict", "effect", "interval", "baseline", "candidate", "promoted")
-"""Keys of verdict columns shown without --wide, besides the leading columns."""
+"""Columns of verdicts that are shown without --wide, after those that name a row."""
 
 ASIDE: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "steps": (("step",), ("notes",)),
@@ -60,29 +59,30 @@ ASIDE: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "gates": (("gate", "when"), ("found",)),
     "imported": (("file",), ("told",)),
 }
-"""By form: keys of a row's name, and keys of long texts, which without --wide are items beneath the table."""
+"""By form, the columns that name a row, and the columns of long texts; without --wide these become notes beneath."""
 
 DETAILS = ("against", "sizes", "asked")
-"""Keys of gates that are left out without --wide, and with it are items too, as the table would be too wide."""
+"""Columns of gates that are left out without --wide, and with it become notes beneath: the table would be too wide."""
 
 ARITHMETIC = "this shows that the arithmetic is right, not how good a model is"
 
-Part = tuple[str, str]
-"""A word in bold, "" for none, and the text after it."""
+_Part = tuple[str, str]  # a word in bold, "" for none, and the text after it
 
 
 def render(report: Report, *, wide: bool = False) -> str:
-    """Return the whole report as markdown, one newline at its end."""
-    return _render("report.md.j2", report=report, sheet=Sheet(report.tables, report.failures, wide=wide))
+    """Return a whole report as markdown, with one newline at its end; `wide` shows all columns and failures."""
+    return _render("report.md.j2", report=report, sheet=_Sheet(report.tables, report.failures, wide=wide))
 
 
 def render_page(page: Page, *, wide: bool = False, columns: tuple[str, ...] = ()) -> str:
-    """Return the tables of a form; each has a heading where there are several.
+    """Return the tables of a form as markdown, with headings if there are several.
+
+    `wide` shows all columns, `columns` only those with these keys or labels.
 
     Raises:
         UsageError: if no table has a column of `columns`.
     """
-    return _render("form.md.j2", page=page, sheet=Sheet(page.tables, wide=wide, columns=columns))
+    return _render("form.md.j2", page=page, sheet=_Sheet(page.tables, wide=wide, columns=columns))
 
 
 def render_overview(overview: Overview) -> str:
@@ -91,7 +91,7 @@ def render_overview(overview: Overview) -> str:
 
 
 def escape(plain: str) -> str:
-    """Make text literal in one table cell or line: markup escaped, line breaks and control characters made spaces."""
+    """Return text that is literal in one table cell or line: markup is escaped, control characters become blanks."""
     flat = "".join(" " if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp") else char for char in plain)
     return SPECIAL.sub(r"\\\g<0>", flat.strip())
 
@@ -148,8 +148,8 @@ def _environment() -> jinja2.Environment:
 
 
 @dataclass
-class Note:
-    """One numbered source: its facts, and the conditions sampled for all tables that name it."""
+class _Note:
+    """A numbered source: its facts, and the conditions sampled for all tables that refer to it."""
 
     title: str
     facts: Sequence[str]
@@ -161,8 +161,8 @@ class Note:
         return [*dict.fromkeys(self.facts), *([f"median of a run: {sampled}"] if sampled else [])]
 
 
-class Sheet:
-    """The tables of one document, with numbered sources and notes on hidden columns; `wide` shows everything."""
+class _Sheet:
+    """The tables of a document, laid out for the templates, with numbered sources and what was left out."""
 
     def __init__(
         self,
@@ -174,15 +174,14 @@ class Sheet:
     ) -> None:
         """Lay the tables out, only with `columns` (keys or labels) if given.
 
-        Raises:
-            UsageError: if no table has a column of such a name.
+        Raises UsageError if no table has a column of such a name.
         """
         every = {column.key: column.label for table in tables for column in table.columns}
         for name in columns:
             if name not in every and name not in every.values():
                 known = ", ".join(label or key for key, label in every.items())
                 raise UsageError(f"there is no column {name!r}; there are {known}", next="dgxlab report --help")
-        numbered: dict[object, Note] = {}
+        numbered: dict[object, _Note] = {}
         self.tables, numbers = [], []
         for table in tables:
             chosen, moved = _choose(table, columns, wide=wide)
@@ -216,7 +215,7 @@ def _omitted(tables: Sequence[Table], failures: Sequence[Failure]) -> Iterator[s
 
 
 def _choose(table: Table, names: Sequence[str], *, wide: bool) -> tuple[list[Column], Row]:
-    """Return the columns to show, and the values common to all rows, which need no column."""
+    """Return the columns to show, and the values that are the same in all rows and so need no column."""
     _, aside = _aside(table, wide=wide)
     columns, moved = [column for column in table.columns if column.key not in aside], {}
     if not wide:
@@ -241,7 +240,7 @@ def _choose(table: Table, names: Sequence[str], *, wide: bool) -> tuple[list[Col
 
 
 def _aside(table: Table, *, wide: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the keys of a row's name, and those of the texts beneath the table."""
+    """Return the columns that name a row, and the columns whose texts become notes beneath the table."""
     names, texts = ASIDE.get(table.form, ((), ()))
     if wide:
         texts = (*texts, *DETAILS) if table.form == "gates" else ()
@@ -249,7 +248,7 @@ def _aside(table: Table, *, wide: bool) -> tuple[tuple[str, ...], tuple[str, ...
 
 
 def _parts(table: Table, chosen: list[Column]) -> list[list[Column]]:
-    """Split the columns of a session's verdicts where all are shown: what others leave out has a table of its own."""
+    """Split the columns of a session's verdicts in two tables, as --wide shows more than fit."""
     leads = list(takewhile(lambda column: column.key not in BRIEF, chosen))
     brief = [column for column in chosen if column.key in BRIEF]
     rest = [column for column in chosen[len(leads) :] if column not in brief]
@@ -257,7 +256,7 @@ def _parts(table: Table, chosen: list[Column]) -> list[list[Column]]:
     return [[*leads, *brief], [*leads, *rest]] if split else [chosen]
 
 
-def _line(table: Table, moved: Row) -> Iterator[Part]:
+def _line(table: Table, moved: Row) -> Iterator[_Part]:
     settings = {**moved, **table.settings}
     beside = table.beside or Beside(())
     not_here = ", not measured here"
@@ -283,7 +282,7 @@ def _line(table: Table, moved: Row) -> Iterator[Part]:
         yield "", "† cannot be true"
 
 
-def _items(table: Table, *, wide: bool) -> Iterator[Part]:
+def _items(table: Table, *, wide: bool) -> Iterator[_Part]:
     for because in table.because:
         yield because.verdict, f"{_labels(because.labels)}: {'; '.join(because.reasons)}"
     for each in table.discards if wide else ():
@@ -333,8 +332,7 @@ def _sides(table: Table) -> Sequence[Origin]:
     return (first, Origin("candidate", table.candidate, table.candidate_conditions)) if table.candidate else (first,)
 
 
-def _sources(table: Table) -> Iterator[tuple[object, Note]]:
-    """Yield the sources of a table, each with its identity."""
+def _sources(table: Table) -> Iterator[tuple[object, _Note]]:
     for side in _sides(table):
         experiment = side.provenance.experiment
         title = side.label or f"experiment {experiment}"
@@ -351,17 +349,17 @@ def _sources(table: Table) -> Iterator[tuple[object, Note]]:
             "series " + (", ".join(f"{ref.name}@{ref.digest[:12]}" for ref in origin.series) or "none"),
             *(f"model {model}" for model in origin.models),
         ]
-        note = Note(title, [*facts, *side.notes], side.conditions)
+        note = _Note(title, [*facts, *side.notes], side.conditions)
         yield (title, replace(origin, synthetic=(), models=())), note
     for source in table.beside.sources if table.beside else ():
         facts = [
             f"host {source.host} · {source.engine}",
             f"{', '.join(source.tools)} · {source.file} line {_ranges(source.lines)}",
         ]
-        yield source, Note(f"published: {source.doc}", facts)
+        yield source, _Note(f"published: {source.doc}", facts)
     if table.sha256:
         facts = [f"sha256 {table.sha256}", table.tool, *(f"{name}: {value}" for name, value in table.told)]
-        yield table.sha256, Note(f"imported file {table.file}", facts)
+        yield table.sha256, _Note(f"imported file {table.file}", facts)
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -19,10 +19,9 @@ from dgxlab.tools.kernel_groups import OTHER, group_of
 if TYPE_CHECKING:
     from dgxlab.store import Store
 
-UNEXPLAINED = 0.05
-"""A note names the kernels that no rule groups, if they take a larger share than this."""
+UNEXPLAINED = 0.05  # if kernels that no rule groups take more than this share of a step, a note names them
 SHOWN = 0.01
-"""Kernels with a smaller share of a step are not listed; of two experiments, those that moved by less."""
+"""Kernels with a smaller share of a step are not listed; of two experiments, kernels whose time changed by less."""
 
 KERNELS = """SELECT cells.params, metric, unit, value, n, spread
              FROM measurements JOIN cells USING (cell) WHERE run_id = ? ORDER BY cell, metric"""
@@ -38,7 +37,7 @@ TIMES = (
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel in a step: its numbers by metric."""
+    """One kernel in a step: its launches and times, by metric."""
 
     name: str
     group: str
@@ -46,13 +45,13 @@ class Kernel:
 
     @property
     def us(self) -> float:
-        """Its time in a step."""
+        """Its time in a step, in microseconds."""
         return self.numbers["step_us"].middle
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The kernels of one cell of an experiment, the longest first."""
+    """The kernels of one cell of an experiment, by decreasing time."""
 
     arm: Evidence
     cell: Measured
@@ -60,23 +59,26 @@ class Profile:
 
     @property
     def us(self) -> float:
-        """The sum of all kernels in a step; those of several streams may overlap."""
+        """The time of all kernels in a step, in microseconds, summed even where streams overlap."""
         return sum(kernel.us for kernel in self.kernels)
 
     @property
     def tokens(self) -> int:
-        """The tokens of a step; a prompt is one step."""
+        """The tokens of a step: a whole prompt, or one token of each sequence."""
         params = self.cell.ask.cell.params
         return int(params["pl"]) * (int(params["pp"]) if params["phase"] == "prompt" else 1)
 
     def groups(self) -> dict[str, list[Kernel]]:
-        """Return the kernels of each group, the longest group first."""
+        """Return the kernels of each group, by the group's decreasing time."""
         groups = grouped((kernel.group, kernel) for kernel in self.kernels)
         return dict(sorted(groups.items(), key=lambda item: -sum(kernel.us for kernel in item[1])))
 
 
 def profile(store: Store, wanted: Query) -> Page:
-    """Return the tables of one experiment, or of two side by side; raises UsageError if there is no profile."""
+    """Return the page of form=profile: the kernels of one experiment, or what changed between two.
+
+    Raises UsageError if there are more experiments, or no profile, or none that both have.
+    """
     arms = of_forms(store, wanted, "profile")
     if len(arms) > 2:
         raise UsageError("profiles of at most two experiments fit side by side", next="dgxlab report --help")
@@ -91,7 +93,7 @@ def profile(store: Store, wanted: Query) -> Page:
 
 
 def profiles(store: Store, arm: Evidence) -> list[Profile]:
-    """Return the profiles of an experiment, in the order of its cells."""
+    """Return a profile for each cell of an experiment that was profiled, in the order of its spec."""
     measured = [cell for cell in arm.measured if cell.ask.cell.tool == BY_FORM["profile"]]
     return [Profile(arm, cell, tuple(_kernels(store, cell))) for cell in measured]
 
@@ -109,7 +111,7 @@ def _kernels(store: Store, cell: Measured) -> list[Kernel]:
 
 
 def by_group(each: Profile) -> Table:
-    """Return a row for each group of kernels."""
+    """Return the table of a profile with a row for each group of kernels."""
     rows = [{"group": name, **_times(kernels, each)} for name, kernels in each.groups().items()]
     columns = (Column("group", "group"), *(column for column in TIMES if column.key != "launch_us"))
     return _table(each, _name(each.cell.ask), columns, rows, tuple(_notes(each)))
@@ -167,7 +169,6 @@ def _notes(each: Profile) -> Iterable[str]:
 
 
 def _beside(pair: tuple[Profile, Profile]) -> tuple[Table, Table]:
-    """Return what moved between two experiments: by group, and by kernel."""
     groups = [{name: sum(k.us for k in kernels) for name, kernels in each.groups().items()} for each in pair]
     kernels = [{kernel.name: kernel.us for kernel in each.kernels} for each in pair]
     least = SHOWN * max(each.us for each in pair)

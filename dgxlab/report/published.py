@@ -1,4 +1,4 @@
-"""Tables of only published figures: of three documents, of gates in documents, and of figures that match words."""
+"""Tables of published figures only: those of three documents, published gates, and figures that match a pattern."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from importlib import resources
 
 from dgxlab import published
 from dgxlab.published import Figure, GateResult
-from dgxlab.report.beside import UNREMARKABLE, fitting, sources
+from dgxlab.report.beside import UNREMARKABLE, matching, sources
 from dgxlab.report.records import Beside, Column, Flag, Provenance, Remark, Row, Table, Value, grouped
 
 GATES = {"tests_passed": "parity", "greedy_md5": "greedy"}
 
 ABOUT = ("source_doc", "host", "engine", "pin", "model", "quant", "tool", "test", "metric")
-"""Fields that distinguish figures, in the order of columns."""
+"""Fields that may distinguish figures, in the order of columns."""
 
 
 def _document(name: str) -> Table:
-    """Return a table of published/tables.json, which names figures by their line in published.csv."""
+    """Return a table of published/tables.json, which refers to figures by their line in published.csv."""
     text = resources.files("dgxlab.published").joinpath("tables.json").read_text(encoding="utf-8")
     content = json.loads(text)[name]
     rows = [
@@ -45,7 +45,7 @@ def _at(line: int) -> Figure:
 
 
 def gates() -> Table:
-    """Return every gate that a document reports."""
+    """Return a table of every published gate."""
     rows: list[dict[str, Value]] = []
     for gate in published.gates():
         about = {"gate": f"{GATES[gate.metric]}: {gate.test}", "result": gate.value, "pin": gate.pin}
@@ -58,12 +58,12 @@ TABLES: Mapping[str, Callable[[], Table]] = {
     **{name: partial(_document, name) for name in ("steps", "concurrency", "kernel_bytes")},
     "gates": gates,
 }
-"""Tables of form=published, by name."""
+"""By name, the tables that form=published can show."""
 
 
 def series(pattern: str) -> Table:
-    """Return every figure that has all words of a pattern, one a row; common values have no column."""
-    figures = fitting(published.figures(), pattern, "figure")
+    """Return a table of every figure that has all words of a pattern; values common to all have no column."""
+    figures = matching(published.figures(), pattern, "figure")
     leads = [name for name in ABOUT if len({getattr(figure, name) for figure in figures}) > 1] or ["metric"]
     rows: list[dict[str, Value]] = [
         {**{name: getattr(figure, name) for name in leads}, "value": figure, "unit": figure.unit, "notes": figure.notes}

@@ -1,4 +1,4 @@
-"""Records of a report, before layout."""
+"""What a report consists of, before it is laid out: tables, numbers, provenance, notes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dgxlab.published import Figure
 
 @dataclass(frozen=True)
 class Number:
-    """One metric of one cell: a median, a mean, or a value as a tool printed it."""
+    """One metric of one cell: exactly one of `median`, `mean` and `value` is set."""
 
     metric: str  # a name of `units`, or a tool's own
     unit: str  # the metric's stored one
@@ -32,7 +32,7 @@ class Number:
 
     @property
     def middle(self) -> float:
-        """The number itself, for any kind of average."""
+        """The median, the mean or the value, whichever is set."""
         return next(each for each in (self.median, self.mean, self.value) if each is not None)
 
 
@@ -47,7 +47,7 @@ Conditions = Mapping[str, tuple[float, float]]
 
 @dataclass(frozen=True)
 class Column:
-    """One column: `key` in each row, `label` in the header; the unit of a metric is chosen when it is shown."""
+    """One column: `key` in each row, `label` in the header. The unit of a metric is chosen when it is shown."""
 
     key: str
     label: str
@@ -57,13 +57,13 @@ class Column:
 
 
 def columns(keys: str, numeric: str = "", **labels: str) -> tuple[Column, ...]:
-    """Return columns by their keys, separated by blanks; a label is the key unless it is given."""
+    """Return columns given their keys, separated by blanks; `numeric` are keys of numbers, `labels` replace headers."""
     return tuple(Column(key, labels.get(key, key), numeric=key in numeric.split()) for key in keys.split())
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where numbers come from."""
+    """Where the numbers of one arm come from."""
 
     experiment: str  # or the arm in a session of two
     sessions: tuple[str, ...]  # job ids, oldest first
@@ -81,7 +81,7 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Flag:
-    """A warning about the runs of the cells `labels`, () for every row; verdicts leave out runs with a hard flag."""
+    """A warning about the runs of the rows `labels`, () for every row; verdicts do not use runs with a hard flag."""
 
     labels: tuple[str, ...]
     hard: bool
@@ -90,7 +90,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class Source:
-    """The source of published figures of one document, machine and engine, with their lines in the file."""
+    """One document, machine and engine that published figures come from, with their lines in the CSV file."""
 
     doc: str
     host: str
@@ -102,7 +102,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Remark:
-    """A remark on the figures `labels`."""
+    """A note on the published figures of the rows or columns `labels`."""
 
     labels: tuple[str, ...]
     text: str
@@ -110,7 +110,7 @@ class Remark:
 
 @dataclass(frozen=True)
 class Beside:
-    """The published figures of a table."""
+    """The notes beneath a table that has published figures beside measured numbers."""
 
     sources: tuple[Source, ...]
     shared: tuple[str, ...] = ()  # common to all of them: engine, version, model
@@ -131,7 +131,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Discard:
-    """A cycle, from 1, that does not count for the rows `labels`; () for every row of its chain."""
+    """A cycle, from 1, that does not count for the rows `labels`, () for every row of its chain."""
 
     chain: str
     cycle: int
@@ -140,8 +140,8 @@ class Discard:
 
 
 @dataclass(frozen=True)
-class Because:
-    """Why the rows `labels` have their verdict; () for every row."""
+class VerdictReasons:
+    """The reasons of one verdict, which the rows `labels` share, () for every row."""
 
     verdict: str
     labels: tuple[str, ...]
@@ -156,7 +156,7 @@ Differ = Mapping[str, tuple[Value, Value]]
 class Table:
     """One table of a report.
 
-    A row of published figures has the key `published`; settings, conditions and provenance are about the other rows.
+    A row with the key `published` has published figures; settings, conditions and provenance are about the other rows.
     """
 
     form: str
@@ -176,16 +176,16 @@ class Table:
     differ: Differ = field(default_factory=dict)
     protocol: Mapping[str, Value] = field(default_factory=dict)  # how chains were measured
     discards: tuple[Discard, ...] = field(default=(), metadata=LATER)
-    because: tuple[Because, ...] = field(default=(), metadata=LATER)
+    because: tuple[VerdictReasons, ...] = field(default=(), metadata=LATER)
     file: str = field(default="", metadata=LATER)  # the name of an imported file
     sha256: str = field(default="", metadata=LATER)
     tool: str = field(default="", metadata=LATER)  # the program that printed it, and its format
-    told: tuple[tuple[str, str], ...] = field(default=(), metadata=LATER)  # its statements on all rows
+    told: tuple[tuple[str, str], ...] = field(default=(), metadata=LATER)  # what the file says about all its rows
 
 
 @dataclass(frozen=True)
 class Missing:
-    """Requested cells without a valid run, with the reason if known."""
+    """Cells of an arm that were asked for and have no valid run, and why if that is known."""
 
     arm: str
     tool: str
@@ -196,7 +196,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class Failure:
-    """A gate or run that does not count, or a session that did not end well."""
+    """A gate or run that does not count, or a session that ended in any other way than done."""
 
     session: str
     what: str  # the gate, the run with its cells, or "session"
@@ -208,7 +208,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Report:
-    """All tables of an experiment or of one session, in reading order."""
+    """The tables of an experiment or of one session, in reading order, with what is missing and what failed."""
 
     title: str
     hypothesis: str
@@ -219,7 +219,7 @@ class Report:
 
 @dataclass(frozen=True)
 class SessionReport(Report):
-    """All of one session of two arms: an A/B, a screen or an A/A."""
+    """The report of a session of two arms: an A/B, a screen or an A/A."""
 
     session: str = ""
     kind: str = ""  # ab, screen or noise
@@ -242,7 +242,7 @@ class Page:
 
 @dataclass(frozen=True)
 class Glance:
-    """A table of the overview: a line for each of the newest; `more` is how many older ones there are."""
+    """A table of the overview: the newest rows; `more` is how many older ones were left out."""
 
     title: str
     columns: tuple[Column, ...]
@@ -252,7 +252,7 @@ class Glance:
 
 @dataclass(frozen=True)
 class Overview:
-    """The newest sessions, gates and verdicts of the database `record`, and how much it holds in all."""
+    """The overview of a database, `record`: its newest sessions, gates and verdicts, and how many rows it has."""
 
     record: str
     tables: tuple[Glance, ...]
@@ -264,7 +264,7 @@ Item = TypeVar("Item")
 
 
 def grouped(pairs: Iterable[tuple[Key, Item]]) -> dict[Key, list[Item]]:
-    """Return the items of each key, both in the order of their first appearance."""
+    """Return the items of each key; keys and items are in the order of their first appearance."""
     groups: dict[Key, list[Item]] = {}
     for key, item in pairs:
         groups.setdefault(key, []).append(item)
@@ -272,11 +272,11 @@ def grouped(pairs: Iterable[tuple[Key, Item]]) -> dict[Key, list[Item]]:
 
 
 def labels_of(labels: Sequence[str], every: int) -> tuple[str, ...]:
-    """Return the labels of a remark on some of `every` rows; () if it is on all of them."""
+    """Return the labels of the rows that a note is about, or () if they are all `every` rows of the table."""
     return () if len(labels) == every else tuple(labels)
 
 
 def some(items: Sequence[str], most: int = 3) -> list[str]:
-    """Return the first items, and how many more there are."""
+    """Return at most `most` items; if there are more, `and N more` follows them."""
     rest = len(items) - most
     return [*items[:most], f"and {rest} more"] if rest > 0 else list(items)

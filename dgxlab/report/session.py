@@ -1,4 +1,4 @@
-"""One session of two arms in the record: its plan, runs, failures and provenance."""
+"""A session of two arms in the record: its plan, runs, failures and provenance."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dgxlab.store import Job, Store
 
 WORDS = {"ab": "A/B", "screen": "screen", "noise": "A/A"}
-"""Names of sessions by kind."""
+"""Names of kinds of sessions for people."""
 
 ENDS = {
     "intended": "recorded, and nothing has been heard from the host yet",
@@ -31,7 +31,7 @@ ENDS = {
     "cancelled": "it was cancelled",
     "failed": "it ended with an error",
 }
-"""Messages for unfinished sessions, by state."""
+"""What the state of a session means that did not end well."""
 
 RUNS = """SELECT run_id, chain, role, cycle, position, arm, tool, status, reason, started, seconds,
                  json_extract(inflated(before), '$.pinned') AS pinned
@@ -42,7 +42,7 @@ GATES = f"""SELECT {OF_GATES} FROM gates JOIN arms USING (job_id, arm, build_id)
 
 
 class ChainSession:
-    """One session: its plan, runs and provenance; raises UsageError if the plan cannot be read."""
+    """A session of two arms, read from the store; raises UsageError if its plan cannot be read."""
 
     def __init__(self, store: Store, job: Job) -> None:
         self.store = store
@@ -55,20 +55,20 @@ class ChainSession:
         self.candidate = None if chain.candidate.arm == chain.baseline.arm else arms[chain.candidate.arm]
 
     @property
-    def what(self) -> str:
-        """Return the title of the comparison: `A/B of w4a16 against stock`."""
+    def title(self) -> str:
+        """What is compared: `A/B of w4a16 against stock`."""
         word = WORDS[self.plan.kind]
         if self.candidate is None:
             return f"{word} of {self.baseline.name} against itself"
         return f"{word} of {self.candidate.name} against {self.baseline.name}"
 
     def of_chains(self, ids: Collection[str]) -> list[Row]:
-        """Return the runs in these chains: the last one in each place, without burn-in."""
+        """Return the runs of the chains with these ids: the last for each role and cycle, without the burn-in."""
         last = {_place(run): run for run in self.runs if run["role"] != BURN_IN}
         return [run for run in last.values() if run["chain"] in ids]
 
     def progress(self) -> Iterator[str]:
-        """Yield the progress of each chain."""
+        """Yield a sentence on how far each chain is."""
         for chain in self.plan.chains:
             mine = [run for run in self.runs if run["chain"] == chain.id]
             closed = max((run["cycle"] for run in mine if run["role"] == BASELINE), default=None)
@@ -94,7 +94,7 @@ class ChainSession:
         return gates
 
     def gate_tables(self) -> list[Table]:
-        """Return the tables of all gates."""
+        """Return the tables of the gates of both arms."""
         gates = self._gates()
         leads = [{"arm": step.arm, "when": _when(step), "env": env_text(step.env)} for step, _ in gates]
         results = []
@@ -131,12 +131,15 @@ def _when(step: GateStep) -> str:
 
 
 def older(protocol: int) -> str:
-    """Mark a verdict that may be shown beside newer ones, ` (protocol 2)`; "" for one of this protocol."""
+    """Return ` (protocol 2)` for an older protocol, which marks its verdict beside newer ones; else ""."""
     return "" if protocol == PROTOCOL else f" (protocol {protocol})"
 
 
 def failed_gate(gate: Row, whose: str = "", *, again: bool = False) -> Failure:
-    """Return why a gate failed, given its row; `whose` ends its name, `again` says that it passed later."""
+    """Return the failure of a gate, given its row of `gates` or `checks`.
+
+    `whose` is appended to the gate's name; `again` says that the gate passed later.
+    """
     reasons = json.loads(gate["reasons"])
     if "failed" in gate:
         reasons += some(json.loads(gate["failed"]))
@@ -146,7 +149,10 @@ def failed_gate(gate: Row, whose: str = "", *, again: bool = False) -> Failure:
 
 
 def failed_session(job: Job | None, listed: Iterable[Failure], *, gate_listed: bool = False) -> list[Failure]:
-    """Return the session's failure, unless it is done or its cause is listed: a failure, or the gate that ended it."""
+    """Return the failure of a session as a list; empty without a session, if it is done, or if its cause is shown.
+
+    `listed` are the failures shown; `gate_listed` says whether a failed gate of the session is shown.
+    """
     if job is not None and job.rejected:
         return [Failure(job.job_id, "session", "rejected", job.rejected, kind="session")]
     if job is None or job.state == "done":
@@ -158,9 +164,9 @@ def failed_session(job: Job | None, listed: Iterable[Failure], *, gate_listed: b
 
 
 def differences(plan: Plan) -> Iterator[Difference]:
-    """Yield differences of the candidate's arm from the baseline's; none for an A/A session.
+    """Yield the differences of the candidate's arm from the baseline's, read from the plan; none for an A/A session.
 
-    A plan can show more than the experiments: a series of the same name may have other patches.
+    A plan can show more than the specs: a series of the same name may have other patches.
     """
     chain = next(plan.chains)
     baseline, candidate = plan.arm(chain.baseline.arm), plan.arm(chain.candidate.arm)

@@ -1,4 +1,4 @@
-"""Tables from the evidence on one arm: gates, operations by shape, single stream, concurrency."""
+"""Tables of one arm: gates, operations by shape, single stream, concurrency."""
 
 from __future__ import annotations
 
@@ -29,18 +29,15 @@ from dgxlab.tools import BENCHES, BY_FORM
 if TYPE_CHECKING:
     from dgxlab.model.parts import Contents
 
-Setting = TypeVar("Setting")
+_Setting = TypeVar("_Setting")
 
-UNSTEADY = 0.05
-"""A cell whose MAD is a larger share of its median gets a flag."""
-
-STREAM = ("n_prompt", "n_gen", "n_depth")
-"""Parameters that name a test of one stream."""
+UNSTEADY = 0.05  # a cell whose MAD is a larger share of its median gets a flag
+STREAM = ("n_prompt", "n_gen", "n_depth")  # parameters that a test's name has, as `pp512` or `tg128 @ d4096`
 
 
 @dataclass(frozen=True)
 class Form:
-    """How the cells of one tool become rows."""
+    """How the cells of one tool become rows: leading columns name the cell, then settings that vary, then metrics."""
 
     name: str
     title: Callable[[CellAsk], str]  # of a cell's table
@@ -75,11 +72,11 @@ CONCURRENCY = Form(
     ("speed_pp", "speed_tg", "speed"),
 )
 FORMS: Mapping[str, Form] = {BY_FORM[form.name]: form for form in (OPS, SINGLE_STREAM, CONCURRENCY)}
-"""By tool."""
+"""By tool, its form."""
 
 
 def tables(evidence: Evidence) -> list[Table]:
-    """Return every table for which an arm has evidence."""
+    """Return every table that an arm has results for: gates, then measured cells."""
     groups = grouped(
         ((tool, form.title(cell.ask)), cell)
         for tool, form in FORMS.items()
@@ -91,7 +88,7 @@ def tables(evidence: Evidence) -> list[Table]:
 
 
 def stream_test(params: Mapping[str, Param]) -> str:
-    """Return llama-bench's name of a test of one stream: `pp512`, `tg128`, `pp512+tg128`, `tg128 @ d4096`."""
+    """Return llama-bench's name of a test: `pp512`, `tg128`, `pp512+tg128`, `tg128 @ d4096`."""
     parts = [f"{word}{params[key]}" for word, key in (("pp", "n_prompt"), ("tg", "n_gen")) if params.get(key)]
     depth = f" @ d{params['n_depth']}" if params.get("n_depth") else ""
     return "+".join(parts) + depth
@@ -100,11 +97,14 @@ def stream_test(params: Mapping[str, Param]) -> str:
 def provenance(
     evidence: Evidence, jobs: Iterable[str], models: Iterable[str] = (), cells: Iterable[Cell] = ()
 ) -> Provenance:
-    """Return the provenance of an arm's results in these sessions; the backend is that of the cells, if any."""
+    """Return where the results come from that an arm's `jobs` measured with these models.
+
+    `cells` decide the backend; without them, it is the build's.
+    """
     source, cmake = evidence.ask.arm.source, evidence.ask.arm.cmake
     asked = {name: evidence.ask.models[name] for name in models if name in evidence.ask.models}
     recipes = [name for name, model in asked.items() if isinstance(root_of(model), SyntheticModel)]
-    held = [f"{name}: {told}" for name, text in evidence.contents.items() if name in asked and (told := holds(text))]
+    texts = {name: contents_text(text) for name, text in evidence.contents.items() if name in asked}
     built = " and ".join(gpu_backends(cmake)) or "CPU"
     # with -ngl 0 a GPU still multiplies long prompts, and fetches the weights
     both = built if built == "CPU" else f"CPU and {built}"
@@ -114,15 +114,24 @@ def provenance(
             backends.add(_kind(str(cell.params["backend_name"])))
         else:
             backends.add(both if {**cell.params, **cell.fixed}.get("n_gpu_layers") == 0 else built)
-    what = (evidence.build_id, evidence.host, source.dirty, tuple(sorted(recipes)), evidence.device)
-    sessions, backend = tuple(sorted(set(jobs))), ", ".join(sorted(backends)) or built
     return Provenance(
-        evidence.experiment, sessions, source.pin, source.series, source.tree, *what, backend, tuple(sorted(held))
+        evidence.experiment,
+        tuple(sorted(set(jobs))),
+        source.pin,
+        source.series,
+        source.tree,
+        evidence.build_id,
+        evidence.host,
+        source.dirty,
+        tuple(sorted(recipes)),
+        evidence.device,
+        ", ".join(sorted(backends)) or built,
+        tuple(sorted(f"{name}: {text}" for name, text in texts.items() if text)),
     )
 
 
-def holds(contents: str) -> str:
-    """Return in words what a model holds, given `inputs.contents`; "" for a file without tensors."""
+def contents_text(contents: str) -> str:
+    """Return a model's architecture, size and type in words, given `inputs.contents`; "" for a file without tensors."""
     model: Contents = json.loads(contents)
     if not (count := model["parameters"]):
         return ""
@@ -131,8 +140,8 @@ def holds(contents: str) -> str:
     return f"{model['architecture']}, {size} weights, {model['type']}, {model['bits']:.2f} bits a weight{again}"
 
 
-def likeness(contents: str) -> Iterator[str]:
-    """Yield in words how near the weights of each class of tensors are to their source."""
+def fidelity_text(contents: str) -> Iterator[str]:
+    """Yield for each class of a model's tensors how near its weights are to their source, given `inputs.contents`."""
     model: Contents = json.loads(contents)
     for name, each in sorted(model["fidelity"].items()):
         if each["nmse"] is None:
@@ -143,7 +152,7 @@ def likeness(contents: str) -> Iterator[str]:
 
 
 def origin_of(evidence: Evidence, cells: Sequence[Measured]) -> Provenance:
-    """Return the provenance of measured cells."""
+    """Return where the results of these cells of an arm come from."""
     asks, jobs = [cell.ask for cell in cells], [cell.run["job_id"] for cell in cells]
     return provenance(evidence, jobs, [ask.model for ask in asks], [ask.cell for ask in asks])
 
@@ -164,7 +173,7 @@ CHECK_COLUMNS = columns("gate env against sizes found asked status", sizes="toke
 
 
 def gate_tables(evidence: Evidence) -> list[Table]:
-    """Return the tables of the gates that an arm has."""
+    """Return the tables of the gates that an arm should have passed."""
     gates = [(gate, evidence.gates.get(digest)) for digest, gate in evidence.ask.gates.items()]
     results = []
     for title, asked, shown, rows in gate_rows(gates):
@@ -179,9 +188,9 @@ def gate_tables(evidence: Evidence) -> list[Table]:
 def gate_rows(
     gates: Sequence[tuple[Gate, Mapping[str, Any] | None]], leads: Sequence[Row] = ()
 ) -> Iterator[tuple[str, list[LaunchedGate], tuple[Column, ...], list[Row]]]:
-    """Yield title, gates, columns and rows of the parity gates and of the other gates, if there are any.
+    """Yield the title, gates, columns and rows of up to two tables: of parity gates and of the other gates.
 
-    Each gate has its row of the record, None where it was not run; `leads` are leading values of its row here.
+    Each gate has its row in the record, None if it was not run; `leads` has the first values of each row here.
     """
     parity: list[tuple[LaunchedGate, Row]] = []
     checks: list[tuple[LaunchedGate, Row]] = []
@@ -200,7 +209,7 @@ def gate_rows(
 
 
 def status_of(gate: Mapping[str, Any]) -> str:
-    """Return the status of a gate, given its row, with a mark if the command line changed its limits."""
+    """Return the status of a gate, given its row in the record, with a mark if the command line changed its limits."""
     return f"{gate['status']}{CHANGED if gate['overridden'] else ''}"
 
 
@@ -236,19 +245,19 @@ def _check_row(gate: Check, env: Mapping[str, str], row: Mapping[str, Any] | Non
         "found": "; ".join(gate.shown(readings)),
         "asked": "; ".join(gate.limits()),
         "status": row["status"] if row else "not run",
-        **{f"{role}_{name}": value for role, told in readings.items() for name, value in told.items()},
+        **{f"{role}_{name}": value for role, values in readings.items() for name, value in values.items()},
     }
 
 
 def env_text(env: Mapping[str, str | None]) -> str:
-    """Return variables in shell syntax; an unset variable has a minus before it."""
+    """Return environment variables in shell syntax: `A=1 -B`; a minus marks a variable that is unset."""
     return " ".join(f"-{name}" if value is None else f"{name}={value}" for name, value in sorted(env.items()))
 
 
 def _measured_table(form: Form, title: str, cells: Sequence[Measured], evidence: Evidence) -> Table:
-    cells = in_rank(form, cells)
+    cells = sorted_cells(form, cells)
     leads = [form.lead(cell.ask) for cell in cells]
-    others = [others_of(form, cell.ask) for cell in cells]
+    others = [settings_of(form, cell.ask) for cell in cells]
     varying = varying_of(others)
     metrics = [metric for metric in form.metrics if any(metric in cell.quantities for cell in cells)]
     rows = [
@@ -257,7 +266,7 @@ def _measured_table(form: Form, title: str, cells: Sequence[Measured], evidence:
     ]
     shown = leading(rows, [*_keys(leads), *varying])
     shown += [Column(metric, units.metric(metric).label, metric) for metric in metrics]
-    if form is SINGLE_STREAM and any(shares := [of_ceiling(evidence, cell) for cell in cells]):
+    if form is SINGLE_STREAM and any(shares := [ceiling_share(evidence, cell) for cell in cells]):
         shown.append(Column("of_ceiling", CEILING, numeric=True))
         rows = [{**row, "of_ceiling": share} for row, share in zip(rows, shares, strict=True)]
     source, conditions = origin_of(evidence, cells), range_of(cell.conditions for cell in cells)
@@ -267,11 +276,14 @@ def _measured_table(form: Form, title: str, cells: Sequence[Measured], evidence:
 
 
 CEILING = "% of ceiling"
-"""Label of the shares of what the memory allows: the GPU's documented bandwidth over the weights a token reads."""
+"""Label of a column: the speed of generation as a share of what the memory bandwidth allows."""
 
 
-def of_ceiling(evidence: Evidence, cell: Measured) -> str | None:
-    """Return the share of its ceiling that generation reaches, in percent; None for prompts and where it is unknown."""
+def ceiling_share(evidence: Evidence, cell: Measured) -> str | None:
+    """Return, as text, the speed of generation in percent of the memory bandwidth over the bytes that a token reads.
+
+    None for prompts, or if the bandwidth or the model's bytes are unknown.
+    """
     params = {**cell.ask.cell.params, **cell.ask.cell.fixed}
     peaks = roofline.together(evidence.device.names) if evidence.device else None
     per_token = json.loads(cell.run["contents"] or "{}").get("per_token")
@@ -281,7 +293,7 @@ def of_ceiling(evidence: Evidence, cell: Measured) -> str | None:
 
 
 def flags(evidence: Evidence, cells: Sequence[Measured]) -> tuple[Flag, ...]:
-    """Return the flags of the runs of these cells, the hard ones first, and which cells are unsteady."""
+    """Return the flags of the runs of these cells, the hard ones first, and a flag on unsteady cells."""
     groups = grouped(
         ((bool(flag["hard"]), flag["reason"]), label(cell.ask.cell)) for cell in cells for flag in cell.flags
     )
@@ -296,37 +308,37 @@ def flags(evidence: Evidence, cells: Sequence[Measured]) -> tuple[Flag, ...]:
     return tuple(Flag(labels_of(labels, len(cells)), hard, reason) for (hard, reason), labels in groups.items())
 
 
-def rank(form: Form, ask: CellAsk) -> list[tuple[int, float, str]]:
-    """Return the sort key of rows: the form's order, then the other settings; numbers before texts."""
-    values = (*form.order(ask), *others_of(form, ask).values())
+def sort_key(form: Form, ask: CellAsk) -> list[tuple[int, float, str]]:
+    """Return the sort key of a cell's row: the form's order, then the other settings, numbers before texts."""
+    values = (*form.order(ask), *settings_of(form, ask).values())
     return [(0, float(v), "") if isinstance(v, (int, float)) else (1, 0.0, str(v)) for v in values]
 
 
-def in_rank(form: Form, cells: Iterable[Measured]) -> list[Measured]:
-    """Return cells in the order of their rows."""
-    return sorted(cells, key=lambda cell: rank(form, cell.ask))
+def sorted_cells(form: Form, cells: Iterable[Measured]) -> list[Measured]:
+    """Return cells in the order of their rows in a form's tables."""
+    return sorted(cells, key=lambda cell: sort_key(form, cell.ask))
 
 
-def others_of(form: Form, ask: CellAsk) -> dict[str, Value]:
-    """Return a number's settings without a leading column: further parameters, fixed settings, environment."""
+def settings_of(form: Form, ask: CellAsk) -> dict[str, Value]:
+    """Return a cell's settings that are in no leading column: further parameters, fixed settings, environment."""
     lead = form.lead(ask)
     every = {**ask.cell.params, **ask.cell.fixed, "env": env_text(ask.env)}
     return {k: v for k, v in every.items() if k not in form.hidden and k not in lead and v != ""}
 
 
 def varying_of(others: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the keys of `others_of` that differ between rows and so need a column."""
+    """Return the keys whose values differ between the rows, given each row's settings: they need a column."""
     return [key for key in _keys(others) if len({repr(other.get(key)) for other in others}) > 1]
 
 
-def common(others: Sequence[Mapping[str, Setting]]) -> dict[str, Setting]:
-    """Return the settings with the same value in all rows."""
+def common(others: Sequence[Mapping[str, _Setting]]) -> dict[str, _Setting]:
+    """Return the settings that have the same value in all rows, given each row's settings."""
     varying = varying_of(others)
     return {key: value for key, value in (others[0] if others else {}).items() if key not in varying}
 
 
 def leading(rows: Sequence[Row], keys: Iterable[str]) -> list[Column]:
-    """Return the leading columns, which distinguish rows."""
+    """Return a column for each of these keys; it is numeric if all its values in `rows` are."""
     leads = []
     for key in keys:
         values = [row[key] for row in rows if row.get(key) is not None]
@@ -336,7 +348,7 @@ def leading(rows: Sequence[Row], keys: Iterable[str]) -> list[Column]:
 
 
 def of_arms(name: str, baseline: Value, candidate: Value) -> str:
-    """Return a setting's values in both arms: `baseline GGML_CUDA_W4A16=0, candidate unset`."""
+    """Return a setting's values in both arms in words: `baseline GGML_CUDA_W4A16=0, candidate unset`."""
     sides = {"baseline": baseline, "candidate": candidate}
     return ", ".join(f"{arm} {'unset' if value is None else f'{name}={value}'}" for arm, value in sides.items())
 

@@ -1,4 +1,4 @@
-"""The report of a session of two arms: verdicts, how they were measured, and cycles that do not count."""
+"""The report of a session of two arms: its verdicts, how they were measured, and cycles that do not count."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from dgxlab.report import ask as asking
 from dgxlab.report.ask import CellAsk
 from dgxlab.report.evidence import FLAGS, VALUES, Medians, Row, by_kind, by_run, conditions_of, mean_of, medians_of
 from dgxlab.report.records import (
-    Because,
     Column,
     Discard,
     Flag,
@@ -23,6 +22,7 @@ from dgxlab.report.records import (
     SessionReport,
     Table,
     Value,
+    VerdictReasons,
     grouped,
     labels_of,
 )
@@ -34,9 +34,9 @@ from dgxlab.report.tables import (
     env_text,
     leading,
     of_arms,
-    others_of,
     provenance,
-    rank,
+    settings_of,
+    sort_key,
     varying_of,
 )
 from dgxlab.stats import SCREEN_DRIFT_LIMIT, STEPS, VERDICTS, Verdict, noise_floor
@@ -46,11 +46,14 @@ if TYPE_CHECKING:
     from dgxlab.store import Job, Store
 
 PREFIX = {"ab": "", "screen": "screen: ", "noise": "A/A: "}
-"""Prefix of verdicts by kind of session, so that they are not mistaken for A/B verdicts."""
+"""By kind of session, the prefix of its verdicts, so that they are not mistaken for those of an A/B."""
 
 
-def newest_of_two(store: Store, name: str, baseline: str = "", host: str = "") -> Job | None:
-    """Return the newest session with verdicts of that name or with that candidate; an A/A only if there is no other."""
+def newest_with_verdicts(store: Store, name: str, baseline: str = "", host: str = "") -> Job | None:
+    """Return the newest session with verdicts that has this name or candidate, an A/A only if there is no other.
+
+    `baseline` and `host` must match unless they are "". Returns None if there is no such session.
+    """
     rows = store.rows(
         """SELECT job_id FROM verdict_list
            WHERE :name IN (session, candidate_arm) AND :baseline IN ('', baseline_arm) AND :host IN ('', host)
@@ -67,16 +70,16 @@ PAIR = """SELECT DISTINCT job_id FROM verdict_list
 """The sessions of the same kind, baseline and candidate with verdicts, oldest first."""
 
 
-def verdicts(store: Store, job: Job) -> SessionReport:
-    """Return the report of a session; its chains are hidden until it has ended.
+def collect_session(store: Store, job_id: str) -> SessionReport:
+    """Return the report of a session of two arms; results of its chains are hidden until it has ended.
 
-    Raises:
-        UsageError: if its plan cannot be read.
+    Raises UsageError if there is no such session, or its plan cannot be read.
     """
+    job = store.job(job_id)
     session = ChainSession(store, job)
     compared = _comparisons(session) if session.ended else []
     words = [row.verdict.verdict for row in compared]
-    whole = judgement.whole(words) if words else ""
+    whole = judgement.session_verdict(words) if words else ""
     text = summary(job.kind, whole, words) if session.ended else ""
     floors = sorted(floor for row in compared if (floor := noise_floor(row.verdict)))
     if job.kind == "noise" and floors:
@@ -89,7 +92,7 @@ def verdicts(store: Store, job: Job) -> SessionReport:
         text += f"; session {pair.index(job) + 1} of {len(pair)} of this pair"
         tables.append(_pair_table(store, pair.index(job), pair))
     return SessionReport(
-        title=f"Session {job.job_id}: {session.what}",
+        title=f"Session {job.job_id}: {session.title}",
         hypothesis=asking.hypothesis(store, job),
         tables=tuple(tables),
         missing=(),
@@ -106,7 +109,10 @@ def verdicts(store: Store, job: Job) -> SessionReport:
 
 
 def summary(kind: str, whole: str, words: Sequence[str]) -> str:
-    """Return the number of claims per verdict: `faster: 2 of 6 faster, 4 inconclusive`."""
+    """Return a session's verdict, `whole`, and the number of comparisons with each: `faster: 2 of 6 faster, 4 same`.
+
+    `words` are the verdicts of the comparisons.
+    """
     if not words:
         return f"{PREFIX[kind]}no verdict: the session ended before there was one"
     order = sorted(set(words), key=lambda word: (word != whole, VERDICTS.index(word)))
@@ -117,17 +123,17 @@ def summary(kind: str, whole: str, words: Sequence[str]) -> str:
 
 def _ends(shares: Sequence[float]) -> str:
     """Return the first and last of sorted shares in percent; only one if both look the same."""
-    return " to ".join(dict.fromkeys(percent(share) for share in (*shares[:1], *shares[-1:])))
+    return " to ".join(dict.fromkeys(_percent(share) for share in (*shares[:1], *shares[-1:])))
 
 
-def percent(share: float, sign: str = "") -> str:
-    """Return a share in percent: `0.59`; `+59.19` with a sign, except for 0."""
+def _percent(share: float, sign: str = "") -> str:
+    """Return a share in percent: `0.59`; with `sign` "+" also `+59.19`, but never `+0.00`."""
     shown = f"{100 * share:{sign}.2f}"
     return "0.00" if shown in ("+0.00", "-0.00") else shown
 
 
 def _range(interval: tuple[float, float]) -> str:
-    return " to ".join(percent(bound, "+") for bound in interval)
+    return " to ".join(_percent(bound, "+") for bound in interval)
 
 
 def _in_percent(verdict: Verdict) -> dict[str, Value]:
@@ -138,7 +144,7 @@ def _in_percent(verdict: Verdict) -> dict[str, Value]:
 
 
 def _pair_table(store: Store, own: int, jobs: Sequence[Job]) -> Table:
-    """Return a row for each comparison of one of the sessions, with its effect in each of them."""
+    """Return a row for each comparison of session `own`, with its effect in each session of the pair."""
     sessions = [ChainSession(store, job) for job in jobs]
     compared = [{row.identity: row for row in _comparisons(session)} for session in sessions]
     names = {}
@@ -154,7 +160,7 @@ def _pair_table(store: Store, own: int, jobs: Sequence[Job]) -> Table:
         for number, of_session in enumerate(compared, 1):
             if key in of_session:
                 verdict = of_session[key].verdict
-                words = ["" if verdict.effect is None else percent(verdict.effect, "+")]
+                words = ["" if verdict.effect is None else _percent(verdict.effect, "+")]
                 words += [f"({_range(verdict.interval)})", verdict.verdict] if verdict.interval else [verdict.verdict]
                 rows[-1][f"effect.{number}"] = " ".join(filter(None, words))
                 rows[-1] |= {f"{name}.{number}": value for name, value in _in_percent(verdict).items()}
@@ -178,8 +184,6 @@ def _pair_table(store: Store, own: int, jobs: Sequence[Job]) -> Table:
 
 @dataclass(frozen=True)
 class _Comparison:
-    """One comparison of a chain, with its verdict."""
-
     chain: ChainStep
     ask: CellAsk
     candidate_ask: CellAsk
@@ -193,7 +197,7 @@ class _Comparison:
     @property
     def identity(self) -> tuple[str, ...]:
         """What identifies it in every session of a pair: cells, environments, metric and model."""
-        cells = (*self.ask.place[::2], *self.candidate_ask.place[::2])
+        cells = (*self.ask.identity[::2], *self.candidate_ask.identity[::2])
         return (*cells, self.judged.comparison.metric, self.judged.model_id or "")
 
 
@@ -210,7 +214,7 @@ def _comparisons(session: ChainSession) -> list[_Comparison]:
 
 def _table(session: ChainSession, form: Form, title: str, group: Sequence[_Comparison]) -> Table:
     kind, candidate = session.plan.kind, session.candidate
-    group = sorted(group, key=lambda row: rank(form, row.ask))  # stable: the comparisons of a cell keep their order
+    group = sorted(group, key=lambda row: sort_key(form, row.ask))  # stable: the comparisons of a cell keep their order
     others = [_of_both(form, row) for row in group]
     settings, varying = common(others), varying_of(others)
     both = {key: left for key, (left, right) in settings.items() if left == right}
@@ -236,7 +240,7 @@ def _table(session: ChainSession, form: Form, title: str, group: Sequence[_Compa
     ]
     return Table(
         "verdicts",
-        f"{title}: {session.what}",
+        f"{title}: {session.title}",
         (*leading(leads, dict.fromkeys(key for lead in leads for key in lead)), *_columns(kind, rows)),
         tuple(rows),
         provenance(session.baseline, jobs, models, [row.ask.cell for row in group]),
@@ -254,13 +258,13 @@ def _table(session: ChainSession, form: Form, title: str, group: Sequence[_Compa
 
 
 def _of_both(form: Form, row: _Comparison) -> dict[str, tuple[Value, Value]]:
-    """Return a row's settings without a leading column (variables by name), with both arms' values."""
-    sides = [{**others_of(form, replace(ask, env={})), **ask.env} for ask in (row.ask, row.candidate_ask)]
+    """Return the settings that are in no leading column, environment variables by name, with both arms' values."""
+    sides = [{**settings_of(form, replace(ask, env={})), **ask.env} for ask in (row.ask, row.candidate_ask)]
     return {key: (sides[0].get(key), sides[1].get(key)) for key in dict.fromkeys((*sides[0], *sides[1]))}
 
 
 def _values(kind: str, row: _Comparison, medians: Medians) -> dict[str, Value]:
-    """Return a verdict's columns, with the numbers behind text columns; `medians` are those of the chains' runs."""
+    """Return the values of a row of verdicts, also as plain numbers for JSON; `medians` are those of all runs."""
     judged, verdict, metric = row.judged, row.verdict, units.metric(row.judged.comparison.metric)
 
     def mean(role: str, ask: CellAsk) -> Number | None:
@@ -278,13 +282,13 @@ def _values(kind: str, row: _Comparison, medians: Medians) -> dict[str, Value]:
         "label": metric.label,
         "baseline": mean(BASELINE, row.ask),
         "candidate": mean(CANDIDATE, row.candidate_ask),
-        "effect": None if verdict.effect is None else percent(verdict.effect, "+"),
+        "effect": None if verdict.effect is None else _percent(verdict.effect, "+"),
         "interval": verdict.ci and _range(verdict.ci),
         "same": _range(verdict.same_ci) if verdict.same_ci and not decided else None,
         "confidence": f"{100 * verdict.confidence:.2f} %" if verdict.ci else None,
-        "mde": None if verdict.mde is None else percent(verdict.mde),
+        "mde": None if verdict.mde is None else _percent(verdict.mde),
         "cycles": f"{verdict.valid_cycles} of {verdict.cycles}",
-        "noise_floor": None if floor is None else percent(floor),
+        "noise_floor": None if floor is None else _percent(floor),
         "verdict": PREFIX[kind] + verdict.verdict,
         "promoted": judged.promoted,
         "valid_cycles": verdict.valid_cycles,
@@ -298,7 +302,6 @@ def _values(kind: str, row: _Comparison, medians: Medians) -> dict[str, Value]:
 
 
 def _columns(kind: str, rows: Sequence[Mapping[str, Value]]) -> list[Column]:
-    """Return the columns of verdicts, the verdict first; a screen has no intervals."""
     metric = str(rows[0]["metric"])
     every = [
         Column("label", "speed") if len({row["metric"] for row in rows}) > 1 else None,
@@ -320,7 +323,6 @@ def _columns(kind: str, rows: Sequence[Mapping[str, Value]]) -> list[Column]:
 def _protocol(
     plan: Plan, chains: Sequence[ChainStep], group: Sequence[_Comparison], runs: Sequence[Row]
 ) -> dict[str, Value]:
-    """Return how the chains were measured, which is the same for all."""
     first = chains[0]
     limit = min(first.drift_limit, SCREEN_DRIFT_LIMIT) if first.screen else first.drift_limit
     decided = first.screen or plan.protocol < STEPS
@@ -339,7 +341,6 @@ def _protocol(
 
 
 def _flags(session: ChainSession, runs: Sequence[Row], *, several: bool) -> tuple[Flag, ...]:
-    """Return the flags of runs, grouped by kind."""
     named = {run["run_id"]: f"{run['chain']} " * several + f"{run['role']} {run['cycle']}" for run in runs}
     flags = by_run(session.store, FLAGS, named).values()
     results = []
@@ -350,7 +351,6 @@ def _flags(session: ChainSession, runs: Sequence[Row], *, several: bool) -> tupl
 
 
 def _discards(group: Sequence[_Comparison]) -> list[Discard]:
-    """Return the cycles that do not count, with equal rows grouped."""
     sizes = Counter(row.chain.id for row in group)
     groups = grouped(
         ((row.chain.id, cycle, reason), row.label) for row in group for cycle, reason in row.verdict.flaws.items()
@@ -361,9 +361,7 @@ def _discards(group: Sequence[_Comparison]) -> list[Discard]:
     ]
 
 
-def _because(group: Sequence[_Comparison], kind: str) -> Iterator[Because]:
-    """Yield the reasons of verdicts, with rows of equal reasons grouped."""
-
+def _because(group: Sequence[_Comparison], kind: str) -> Iterator[VerdictReasons]:
     def reasons(verdict: Verdict) -> tuple[str, ...]:
         # without the confidence, which is in the table: it would split rows of equal reasons
         first = (_deciding(verdict),) if verdict.ci else ()
@@ -372,12 +370,12 @@ def _because(group: Sequence[_Comparison], kind: str) -> Iterator[Because]:
     groups = grouped(((row.verdict.verdict, reasons(row.verdict)), row) for row in group)
     for (verdict, why), rows in groups.items():
         mdes = sorted(row.verdict.mde for row in rows if row.verdict.mde is not None)
-        seen = (f"MDE {_ends(mdes)} %",) if verdict == "inconclusive" and mdes else ()
-        yield Because(PREFIX[kind] + verdict, labels_of([row.label for row in rows], len(group)), (*why, *seen))
+        mde = (f"MDE {_ends(mdes)} %",) if verdict == "inconclusive" and mdes else ()
+        yield VerdictReasons(PREFIX[kind] + verdict, labels_of([row.label for row in rows], len(group)), (*why, *mde))
 
 
 def _deciding(verdict: Verdict) -> str:
-    """Return the first reason of a verdict, which decided it, without the confidence of the intervals."""
+    """Return the first reason of a verdict without the confidence of its intervals."""
     same = "the interval of same" if verdict.same_ci else "the 90 % interval"  # that of the older protocols is fixed
     if verdict.verdict == "same":
         return f"{same} lies inside +-1 %"

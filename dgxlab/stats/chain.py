@@ -16,37 +16,40 @@ from typing import TypeGuard
 from dgxlab.stats.distributions import MAD_SCALE
 from dgxlab.stats.reasons import VerdictCode, VerdictReason
 
-STEPS = 3  # the first protocol in which only a step discards a cycle; earlier, any large distance of its baselines did
+STEPS = 3  # the first protocol in which only a step discards a cycle; before, any large drift of its baselines did
 CYCLES = (8, 40)  # fewest and most candidate runs of a chain whose length is chosen from its burn-in
 EXTRA_CYCLES = 2  # most cycles that may follow the planned ones, in place of those with a flaw
 DRIFT_LIMIT = 0.05  # largest distance between two successive baselines that is never a step
-STEP_SIGMAS = 3.0  # the same in standard deviations of neighbours' distances; the larger limit applies
+_STEP_SIGMAS = 3.0  # the same in standard deviations of neighbours' distances; the larger limit applies
 SCREEN_DRIFT_LIMIT = 0.02  # tighter, because a single bracket has no neighbours to tell a step from noise
-BURN_IN_AGREEMENT = 0.015
+_BURN_IN_AGREEMENT = 0.015
 BURN_IN_RUNS = (4, 16)  # fewest and most
 PLANNING_RUNS = 8  # fewest runs of a burn-in from which the length of the chain is chosen
 
 
 @dataclass(frozen=True)
 class Chain:
-    """The values of one cell in one session, one per run, in one metric and unit; None if a run gave no value."""
+    """The values of one comparison in one session, one per run, in one metric and unit; None if a run gave no value.
+
+    Cycle i is baseline a[i - 1], candidate b[i - 1] and baseline a[i]; successive cycles share a baseline.
+    """
 
     a: Sequence[float | None]  # baselines, one more than candidates
-    b: Sequence[float | None]  # candidates: b[i] ran between a[i] and a[i + 1], and is cycle i + 1
+    b: Sequence[float | None]  # candidates: b[i] ran between a[i] and a[i + 1]
     better: str = "higher"  # or "lower"
     drift_limit: float = DRIFT_LIMIT
     cycles: int | None = None  # how many were planned; None for as many as there are
     flaws: Mapping[int, str] = field(default_factory=dict)  # cycles invalid for reasons other than steps
     before: float | None = None  # the last run of the burn-in, the neighbour of a[0]
-    protocol: int = STEPS  # used to run and judge the chain; all protocols since `STEPS` are judged alike
+    protocol: int = STEPS  # of the job; chains of all protocols from `STEPS` on are judged by the same rules
 
     @property
     def planned(self) -> int:
-        """How many cycles were planned."""
+        """The number of cycles that were planned, without extra ones."""
         return len(self.b) if self.cycles is None else self.cycles
 
     def defect(self) -> VerdictReason | None:
-        """Return why the chain as a whole cannot be judged, or None."""
+        """Return why the chain as a whole cannot be judged (cut off, values missing, bad settings); None if it can."""
         done, planned = len(self.b), self.planned
         if self.cycles is not None and len(self.a) == done <= planned:
             return VerdictReason(VerdictCode.CUT, done=max(0, done - 1), planned=planned)
@@ -73,16 +76,17 @@ class Chain:
         return None
 
     def invalid_cycles(self) -> dict[int, str]:
-        """Return the cycles that do not count, with reasons.
+        """Return the cycles that do not count, each with the reason: those in `flaws`, and those at a step.
 
-        Discarding cycles for noise would bias the effect. So only baselines are checked, and only a step discards: a
-        lasting change larger than noise, where each of the two baselines agrees with its other neighbour.
+        At a step, the cycle's two baselines differ by more than noise, and each agrees with its other neighbour.
+        Nothing else in the values discards a cycle, since discarding for noise would bias the effect. In screens, and
+        before protocol STEPS, it is enough that the two baselines differ by more than `drift_limit`.
         """
         flaws, limit = dict(self.flaws), self.drift_limit
         # a screen is one bracket: its baselines have no other neighbours
         steps = self.protocol >= STEPS and self.planned != 1
         if steps and (distances := [abs(difference) for difference in successive(self.a)]):
-            limit = max(limit, STEP_SIGMAS * MAD_SCALE * statistics.median(distances))  # more than noise explains
+            limit = max(limit, _STEP_SIGMAS * MAD_SCALE * statistics.median(distances))  # more than noise explains
         for cycle in range(1, len(self.a)):
             before, after = self.a[cycle - 1 : cycle + 1]
             if cycle in flaws or (flaw := drift_flaw(before, after, limit)) is None:
@@ -97,7 +101,10 @@ class Chain:
         return dict(sorted(flaws.items()))
 
     def flawed(self) -> Mapping[int, str]:
-        """Return the cycles that further ones may replace, with reasons; values must not decide a chain's length."""
+        """Return the invalid cycles that extra cycles may replace, each with the reason.
+
+        Cycles at a step are not among them: measured values must not decide how long a chain runs.
+        """
         return self.invalid_cycles() if self.protocol < STEPS else self.flaws
 
     def differences(self) -> list[float | None]:
@@ -110,7 +117,10 @@ class Chain:
         ]
 
     def triples(self, counted: Collection[int]) -> list[list[float]]:
-        """Return the logarithms of every three successive baselines whose cycles count; `before` precedes a[0]."""
+        """Return the logarithms of a[i - 2], a[i - 1], a[i] for each i where cycles i - 1 and i are in `counted`.
+
+        For i = 1, `before` replaces the missing a[-1]; without it there is no such triple.
+        """
         runs = [self.before, *self.a]
         return [
             [math.log(value) for value in runs[cycle - 1 : cycle + 2] if value is not None]
@@ -120,22 +130,31 @@ class Chain:
 
 
 def burn_in_settled(values: Sequence[float | None]) -> bool:
-    """Return whether the last two runs of a burn-in agree: within 1.5 %, or within the noise of the runs before."""
+    """Return whether a burn-in may end: its last two values differ by at most 1.5 %, or by the noise of those before.
+
+    False for fewer than four values.
+    """
     if len(values) < BURN_IN_RUNS[0]:
         return False
     earlier = successive(values[:-1])
     # two standard deviations of the run-to-run differences, which are 0 for a steady fall
     noise = 2 * statistics.stdev(earlier) if len(earlier) > 1 else 0.0
-    return _distance(values[-2], values[-1]) <= max(BURN_IN_AGREEMENT, noise)
+    return _distance(values[-2], values[-1]) <= max(_BURN_IN_AGREEMENT, noise)
 
 
 def burn_in_needed(values: Sequence[float | None], fewest: int = BURN_IN_RUNS[0]) -> bool:
-    """Return whether a burn-in with these values, one a run, needs another run."""
+    """Return whether a burn-in needs another run: it has at least `fewest`, and at most 16 until it has settled.
+
+    `values` has one value for each run so far, of one comparison.
+    """
     return len(values) < fewest or (len(values) < BURN_IN_RUNS[1] and not burn_in_settled(values))
 
 
 def drift_flaw(before: float | None, after: float | None, limit: float = DRIFT_LIMIT) -> VerdictReason | None:
-    """Return why a cycle between these two baselines does not count, or None if it does."""
+    """Return why the baselines before and after a candidate are too far apart; None if they are not.
+
+    `limit` is a difference of logarithms. A missing baseline is always too far.
+    """
     distance = _distance(before, after)
     if distance <= limit:
         return None
@@ -145,25 +164,25 @@ def drift_flaw(before: float | None, after: float | None, limit: float = DRIFT_L
 
 
 def cycles_needed(planned: int) -> int:
-    """Return how many of the planned cycles must be valid: more than half of them."""
+    """Return how many cycles of a chain must be valid: more than half of the planned ones."""
     return (planned + 1) // 2 + 1
 
 
 def another_cycle(planned: int, done: int, valid: int) -> bool:
-    """Return whether a chain goes on: until the planned cycles are done, then for each flawed one, at most two.
+    """Return whether another cycle follows: the planned ones, then one for each flawed cycle, at most EXTRA_CYCLES.
 
-    `valid` is how many of the `done` cycles are not `Chain.flawed`; with several cells, the fewest of any.
+    `valid` of the `done` cycles are not in `Chain.flawed`; of several comparisons, give the smallest number.
     """
     return done < planned or (valid < planned and done < planned + EXTRA_CYCLES)
 
 
 def hopeless(planned: int, done: int, valid: int) -> bool:
-    """Return whether too many cycles are invalid for the chain to become valid."""
+    """Return whether even extra cycles could not make the chain valid; arguments as in `another_cycle`."""
     return done - valid > planned + EXTRA_CYCLES - cycles_needed(planned)
 
 
 def successive(values: Sequence[float | None]) -> list[float]:
-    """Return the differences of the logarithms of neighbours; none across a run without a value."""
+    """Return ln y - ln x for each two neighbours x, y; pairs with a missing value are left out."""
     logs = [math.log(value) if _is_value(value) else None for value in values]
     return [after - before for before, after in pairwise(logs) if before is not None and after is not None]
 

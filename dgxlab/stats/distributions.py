@@ -13,7 +13,7 @@ TINY = 1e-300  # replaces a 0 that Lentz's method would divide by
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the median; raises ValueError if there is no value, or one is NaN or infinite: a broken measurement."""
+    """Return the median; raises ValueError if there are no values, or if any is NaN or infinite."""
     if not values:
         raise ValueError("no values")
     for value in values:
@@ -23,9 +23,9 @@ def median(values: Sequence[float]) -> float:
 
 
 def mad(values: Sequence[float]) -> float:
-    """Return the scaled median absolute deviation from the median, a spread that outliers do not move.
+    """Return the median absolute deviation times MAD_SCALE, which estimates the standard deviation despite outliers.
 
-    Raises ValueError for fewer than two values (one has no spread, not a spread of 0), or if one is NaN.
+    Raises ValueError for fewer than two values, or if any is NaN or infinite.
     """
     if len(values) < 2:
         raise ValueError(f"a spread needs at least two values, not {len(values)}")
@@ -34,7 +34,7 @@ def mad(values: Sequence[float]) -> float:
 
 
 def t_tail(t: float, dof: float) -> float:
-    """Return P(T > t), to about 1e-14 of itself, however small it is (Abramowitz and Stegun, 26.5.27 and 26.7.1).
+    """Return P(T > t) for Student's t, with a relative error of about 1e-14 (Abramowitz and Stegun, 26.7.1).
 
     Raises ValueError if t is NaN or `dof` is not above 0.
     """
@@ -48,7 +48,7 @@ def t_tail(t: float, dof: float) -> float:
 
 @lru_cache(maxsize=4096)
 def t_quantile(probability: float, dof: float) -> float:
-    """Return the t with P(T <= t) = `probability`, to about 1e-13 of itself.
+    """Return the t with P(T <= t) = `probability`, with a relative error of about 1e-13.
 
     Raises ValueError if the probability is not inside (0, 1), or `dof` is below 1.
     """
@@ -70,7 +70,7 @@ def t_quantile(probability: float, dof: float) -> float:
 
 @lru_cache(maxsize=4096)
 def chi2_quantile(probability: float, dof: float) -> float:
-    """Return the x with P(X <= x) = `probability`, to about 1e-12 of itself: bisection of the lower tail.
+    """Return the x with P(X <= x) = `probability` for chi-squared, with a relative error of about 1e-12.
 
     Raises ValueError if the probability is not inside (0, 1), or `dof` is not above 0.
     """

@@ -1,7 +1,8 @@
 """Precision of a chain: its noise, the standard error of the mean of d, and the number of cycles needed.
 
-The formulas and their sources are in docs/statistics.md. m is the number of valid cycles, and the noise of runs is
-their relative standard deviation sigma.
+docs/statistics.md has the formulas. d are the differences of the valid cycles (`Chain.differences`), m is their number,
+s_d their standard deviation. The noise of an arm is sigma, the relative standard deviation from run to run. `claims` is
+the number of comparisons that a session tests together. Effects and noise are shares: 0.02 is 2 %.
 """
 
 from __future__ import annotations
@@ -19,20 +20,21 @@ from dgxlab.stats.distributions import chi2_quantile, t_quantile
 ALPHA = 0.01  # error rate of claims of faster or slower, for all cells of a session together
 POWER = 0.80  # probability of detecting an effect of the size of the MDE
 MOST_CYCLES = 100  # a longer chain is not proposed
-NO_SPREAD = 1e-12
+NO_SPREAD = 1e-12  # a standard deviation below this is rounding error: the values are all equal
 LARGEST_LOG = 700.0  # beyond it exp overflows
 ALTERNATION_ALPHA = 0.01  # error of the test for runs that alternate
 
 
 def share(log: float) -> float:
-    """Return an effect as a share of the baseline, given the difference of logarithms."""
+    """Return exp(log) - 1: the effect as a share of the baseline, given ln candidate - ln baseline."""
     return math.expm1(min(log, LARGEST_LOG))
 
 
 def sigma_bound(values: Sequence[float | None]) -> float | None:
-    """Return the upper 95 % bound of sigma, given runs in their order; None for fewer than three values.
+    """Return the upper 95 % confidence bound of sigma, given an arm's values in order; None for fewer than three.
 
-    From successive differences without their drift (von Neumann, Kent, Bellinson and Hart, 1941).
+    Estimated from the differences of neighbours, less their mean: slow drift does not count as noise (von Neumann,
+    Kent, Bellinson and Hart, 1941).
     """
     differences = successive(values)
     n = len(differences)
@@ -43,9 +45,9 @@ def sigma_bound(values: Sequence[float | None]) -> float | None:
 
 
 def bound_factor(n: int) -> float:
-    """Return the factor from s to its upper bound, for n >= 2 successive differences (`sigma_bound`).
+    """Return the ratio of the bound that `sigma_bound` returns to its estimate of sigma, given n >= 2 differences.
 
-    Neighbouring differences share a run, so that s^2 has nu = (tr M C)^2 / tr (M C)^2 degrees of freedom, where C is
+    Neighbouring differences share a run, so the variance has (tr M C)^2 / tr (M C)^2 degrees of freedom, where C is
     the covariance of the differences (2 and -1) and M removes their mean (Satterthwaite).
     """
     dof = (2 * n - 2 / n) ** 2 / (6 * n - 2 - 4 / n + 4 / n**2)
@@ -55,21 +57,23 @@ def bound_factor(n: int) -> float:
 def standard_error(spread: float, valid: int, pairs: int) -> float:
     """Return the standard error of the mean of d, assuming that both arms are equally noisy.
 
+    `spread` is s_d, `valid` is m (at least 2), `pairs` the number of pairs of neighbouring cycles that both count.
+
     d_i has variance 1.5 sigma^2, and two neighbours, which share a baseline, have covariance sigma^2 / 4:
     Var(mean d) = sigma^2 (1.5 + pairs / (2 m)) / m and E(s_d^2) = sigma^2 (1.5 - pairs / (2 m (m - 1))).
-
-    `spread` is s_d, `valid` is m (at least 2), `pairs` the number of pairs of successive valid cycles.
     """
     shared = pairs / (2 * valid)
     return spread * math.sqrt((1.5 + shared) / (1.5 - shared / (valid - 1)) / valid)
 
 
 def shared_error(spread: float, valid: int, pairs: int, triples: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Return the standard error of the mean of d and its degrees of freedom, for any noise of either arm.
+    """Return the standard error of the mean of d and its degrees of freedom; the arms may differ in noise.
 
-    A, the variance of one baseline, comes from `Chain.triples`: the smaller of two estimates, since surroundings that
-    wander make the bends larger, but at least a quarter of the bends, since drift makes the product of steps smaller.
-    The degrees of freedom are those of Satterthwaite (1946), with 7/9 for all runs that the terms share.
+    Neighbours share a baseline, whose variance A comes from `triples` (`Chain.triples`). A is the smaller of two
+    estimates: a wandering level makes the first (`bends`) too large, steady drift the second (`steps`) too small. So A
+    is at least a quarter of the first. The degrees of freedom are Satterthwaite's (1946); 7/9 allows for shared runs.
+
+    `spread`, `valid` and `pairs` are those of `standard_error`.
     """
     variance, n = spread**2, len(triples)
     if not triples or not pairs:
@@ -84,10 +88,10 @@ def shared_error(spread: float, valid: int, pairs: int, triples: Sequence[Sequen
 
 
 def rounding(chain: Chain) -> float:
-    """Return the standard error that rounding adds to the mean of d.
+    """Return the standard error that the rounding of printed values adds to the mean of d.
 
-    Noise of more than half a digit is in the spread of d. With less, all runs of an arm are rounded alike, and no
-    number of runs averages that away: a last digit of size u has the standard deviation u / sqrt(12).
+    It is 0 for an arm whose noise is above half of the last printed digit: there s_d includes rounding. Otherwise all
+    runs of the arm are rounded alike, which no number of runs averages away: a last digit u adds u / sqrt(12).
     """
     arms = [[value for value in arm if value is not None] for arm in (chain.a, chain.b)]
     # lower bound of the printed decimal places: some of many values does not end in 0
@@ -100,10 +104,10 @@ def rounding(chain: Chain) -> float:
 
 
 def alternates(chain: Chain) -> bool:
-    """Return whether successive runs alternate around their arm's mean more than chance explains.
+    """Return whether successive runs lie above and below their arm's mean in turn, more often than by chance (1 %).
 
-    For independent runs the lag-1 autocorrelation of n residuals, each over its arm's standard deviation, has about the
-    mean -1 / n and the variance 1 / n (Kendall and Stuart, 48.2). Drift makes it larger, and hides this.
+    For n independent runs the lag-1 autocorrelation of standardised residuals has a mean of about -1 / n and a variance
+    of about 1 / n (Kendall and Stuart, 48.2). Drift raises it, and can hide alternation.
     """
     residuals: list[list[float | None]] = []
     for arm in (chain.a, chain.b):
@@ -121,7 +125,7 @@ def alternates(chain: Chain) -> bool:
 
 
 def fewest_cycles(claims: int) -> int:
-    """Return the minimum number of valid cycles for a session with this many claims.
+    """Return the minimum number k of valid cycles for a session that makes this many claims.
 
     Without an effect any order of the runs is equally likely. All candidates beat (or lose to) all baselines with
     probability 2 / C(2k + 1, k); over all claims this must not exceed ALPHA.
@@ -133,33 +137,31 @@ def fewest_cycles(claims: int) -> int:
 
 
 def mde(noise: float, cycles: int, claims: int = 1) -> float:
-    """Return the minimum effect, a share, that a chain of at least 2 cycles detects with a probability of 80 %.
+    """Return the minimum detectable effect of a chain of at least 2 cycles: it is detected with a probability of 80 %.
 
-    `noise` is the relative sigma from run to run. Each claim is tested at ALPHA / claims, Holm's first step.
+    `noise` is sigma. Each claim is tested at ALPHA / claims, Holm's first step.
     """
     error = standard_error(noise * math.sqrt(1.5), cycles, cycles - 1)
     quantiles = t_quantile(1 - ALPHA / claims / 2, cycles - 1) + t_quantile(POWER, cycles - 1)
     return share(quantiles * error)
 
 
-def to_see(effect: float, noise: float, claims: int = 1) -> int | None:
-    """Return the minimum cycles to detect an effect, a share; None if over 100."""
+def cycles_to_detect(effect: float, noise: float, claims: int = 1) -> int | None:
+    """Return the smallest number of cycles whose `mde` is at most `effect`; None if over MOST_CYCLES."""
     return next((cycles for cycles in range(2, MOST_CYCLES + 1) if mde(noise, cycles, claims) <= effect), None)
 
 
-def cycles_for(burn_ins: Iterable[Sequence[float | None]], effect: float, claims: int = 1) -> int:
-    """Return the cycles to detect an effect, a share, given the burn-in's values of each cell: the noisiest decides."""
-    bounds = map(sigma_bound, burn_ins)
-    return cycles_at(max((math.inf if bound is None else bound for bound in bounds), default=math.inf), effect, claims)
+def planned_cycles(bounds: Iterable[float | None], effect: float, claims: int = 1) -> int:
+    """Return how many cycles to plan for detecting `effect`, within `cycle_range`.
 
-
-def cycles_at(bound: float, effect: float, claims: int = 1) -> int:
-    """Return the cycles of a chain whose noise is at most `bound`, a share (inf if unknown)."""
+    `bounds` has the `sigma_bound` of each comparison, None if unknown; the largest decides.
+    """
     least, most = cycle_range(claims)
-    return min(max(least, to_see(effect, bound, claims) or most), most)
+    noise = max((math.inf if bound is None else bound for bound in bounds), default=math.inf)
+    return min(max(least, cycles_to_detect(effect, noise, claims) or most), most)
 
 
 def cycle_range(claims: int = 1) -> tuple[int, int]:
-    """Return the minimum and maximum planned cycles of a chain, in a session with this many claims."""
+    """Return the minimum and maximum number of cycles to plan, in a session with this many claims."""
     least = max(CYCLES[0], fewest_cycles(claims) + EXTRA_CYCLES)  # some may not count
     return least, max(CYCLES[1], least)

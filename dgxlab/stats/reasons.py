@@ -59,13 +59,13 @@ class VerdictCode(Enum):
 
 
 class VerdictReason(str):
-    """A reason as a sentence, for people and the record, with its code and parameters."""
+    """The sentence of a reason, which also has its code and parameters; the record keeps only the sentence."""
 
     code: VerdictCode
     parameters: Mapping[str, object]
 
     def __new__(cls, code: VerdictCode, **parameters: object) -> VerdictReason:
-        """Return the words of a code, with these parameters."""
+        """Format the code's sentence with these parameters."""
         reason = super().__new__(cls, code.value.format(**parameters))
         reason.code, reason.parameters = code, parameters
         return reason

@@ -28,14 +28,14 @@ SCREEN_NOISE = 2.77  # 1.96 sqrt(2): two runs of the same build differ by more n
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of one chain. Numbers are None if it is invalid; a screen has only the effect.
+    """The result of one chain. Numbers are None if the chain is invalid; of a screen only the effect is given.
 
     Effects are shares of the baseline, in the metric's own direction: 0.03 is 3 % more time or 3 % more throughput.
     """
 
     verdict: str  # one of VERDICTS
     cycles: int  # number of cycles run; `valid_cycles` of them count
-    reasons: tuple[str, ...]  # reasons of this package are a `VerdictReason`, which also has a code
+    reasons: tuple[str, ...]  # sentences; those that this package makes are each a `VerdictReason` with its code
     effect: float | None = None  # exp(mean d) - 1
     ci: tuple[float, float] | None = None  # at `confidence`: excludes 0 if and only if faster or slower
     same_ci: tuple[float, float] | None = None  # inside +-1 % if and only if an effect of 1 % is ruled out
@@ -45,39 +45,39 @@ class Verdict:
     confidence: float = 1 - ALPHA  # or more, by Holm's procedure over a session's cells
     spread: float | None = None  # s_d, the standard deviation of d over the valid cycles
     noise: float | None = None  # the chain's own noise floor: the `sigma_bound` of the noisier arm
-    k_to_settle: int | None = None  # cycles of a new session that would probably settle it; None beyond 100
+    k_to_settle: int | None = None  # if inconclusive: cycles that would probably decide it; None if over MOST_CYCLES
     flaws: Mapping[int, str] = field(default_factory=dict)  # the cycles that do not count, from 1, and why
     better: str = "higher"  # or "lower"
     screen: bool = False  # one bracket: can reject, never accept
 
     @property
     def codes(self) -> tuple[VerdictCode, ...]:
-        """Codes of its reasons; reasons read from the record are only sentences."""
+        """The codes of the reasons; none for a verdict read from the record, where reasons are only sentences."""
         return tuple(reason.code for reason in self.reasons if isinstance(reason, VerdictReason))
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The deciding interval: `same_ci` for `same`, else `ci`."""
+        """The interval that decided the verdict: `same_ci` for `same`, else `ci`."""
         return self.same_ci or self.ci if self.verdict == "same" else self.ci
 
 
 def invalid(cycles: int, *reasons: str, flaws: Mapping[int, str] | None = None) -> Verdict:
-    """Return an invalid verdict on a chain of `cycles`; `flaws` are the cycles that do not count, if known."""
+    """Return an invalid verdict on a chain of `cycles` cycles; `flaws` has the cycles that do not count, if known."""
     return Verdict("invalid", cycles, reasons, valid_cycles=cycles - len(flaws) if flaws else 0, flaws=flaws or {})
 
 
 def judge(chain: Chain) -> Verdict:
-    """Return the verdict of a chain that is judged alone."""
+    """Return the verdict of a chain that is the only one of its session."""
     (verdict,) = judge_session([chain])
     return verdict
 
 
 def judge_session(chains: Iterable[Chain]) -> list[Verdict]:
-    """Return the verdicts of the chains of one session, one a cell.
+    """Return the verdicts of the chains of one session, in their order.
 
-    Holm's procedure makes the chance of any false faster or slower in the session ALPHA, and that of any false same
-    SAME_ALPHA, whatever the cells have in common. Cells whose chain is invalid claim nothing and do not count.
-    Give one metric a cell: time and throughput of the same runs are one claim, not two.
+    Holm's procedure keeps the probability of any false faster or slower in the session at ALPHA, and of any false same
+    at SAME_ALPHA, even if chains are correlated. Invalid chains are not counted. Give one chain for each cell: time and
+    throughput of the same runs are one claim, not two.
     """
     chains = list(chains)
     estimates = [_estimate(chain, len(chains)) for chain in chains]
@@ -89,10 +89,10 @@ def judge_session(chains: Iterable[Chain]) -> list[Verdict]:
 
 
 def holm(p_values: Sequence[float], alpha: float = ALPHA) -> list[int]:
-    """Return the factor of each p before the comparison with alpha (Holm, 1979).
+    """Return by what each p value is multiplied before it is compared with `alpha` (Holm, 1979).
 
-    The smallest of n is multiplied by n, the next by n - 1, until one does not pass; the rest keep its factor. So an
-    interval at 1 - alpha / factor excludes 0 exactly if p times its factor is at most alpha.
+    The smallest of n is multiplied by n, the next by n - 1, and so on until a product exceeds alpha; all remaining
+    values get that factor. An interval at confidence 1 - alpha / factor excludes 0 if and only if p x factor <= alpha.
     """
     factors = [0] * len(p_values)
     factor, stopped = len(p_values), False
@@ -104,30 +104,34 @@ def holm(p_values: Sequence[float], alpha: float = ALPHA) -> list[int]:
 
 
 def noise_floor(verdict: Verdict) -> float | None:
-    """Return the relative run-to-run sigma of an A/A chain, s_d / sqrt(1.5); None if it is invalid."""
+    """Return the noise sigma that an A/A chain measured, s_d / sqrt(1.5); None if its verdict is invalid."""
     return None if verdict.spread is None else verdict.spread / math.sqrt(1.5)
 
 
 def promoted(verdict: Verdict, noise: float | None = None) -> bool:
-    """Return whether a change is worth keeping: its least speedup is above 2 % and above 3 noise floors.
+    """Return whether a change is worth keeping: its `least_gain` exceeds the `promotion_limit` of the noise floor.
 
-    The least speedup is the lower end of the confidence interval. A screen is never promoted. `noise` replaces the
-    chain's own noise floor; a chain of a protocol before `chain.STEPS` has none and needs it.
+    A screen is never promoted. `noise` replaces the chain's own noise floor, `verdict.noise`; it is required for chains
+    of a protocol before `chain.STEPS`, which have none.
     """
     noise = verdict.noise if noise is None else noise
     if verdict.verdict != "faster" or verdict.ci is None or noise is None or not 0 < noise < 1:
         return False
-    return least_gain(verdict.ci, verdict.better) > worth(noise)
+    return least_gain(verdict.ci, verdict.better) > promotion_limit(noise)
+
+
+def speedup(effect: float, better: str) -> float:
+    """Return by which share a candidate is faster, given its effect: 1 / (1 + effect) - 1 if lower is better."""
+    return effect if better == "higher" else 1 / (1 + effect) - 1
 
 
 def least_gain(ci: tuple[float, float], better: str) -> float:
-    """Return the minimum speedup, a share, given the interval of the effect."""
-    low, high = ci
-    return low if better == "higher" else 1 / (1 + high) - 1
+    """Return the lower end of the speedup, given the confidence interval of the effect."""
+    return min(speedup(bound, better) for bound in ci)
 
 
-def worth(noise: float) -> float:
-    """Return the speedup, a share, required for promotion, given a noise floor."""
+def promotion_limit(noise: float) -> float:
+    """Return the speedup, a share, that promotion requires: 2 % or 3 noise floors, whichever is more."""
     return max(PROMOTION, PROMOTION_NOISE * noise)
 
 
@@ -241,7 +245,6 @@ class _Estimate:
 
 
 def _estimate(chain: Chain, claims: int) -> _Estimate | Verdict:
-    """Return the estimate from the valid cycles, or an invalid verdict."""
     done, old = len(chain.b), chain.protocol < STEPS
     if defect := chain.defect():
         return invalid(done, defect)
@@ -263,16 +266,16 @@ def _estimate(chain: Chain, claims: int) -> _Estimate | Verdict:
 
 
 def not_counted(flaws: Mapping[int, str]) -> Iterator[VerdictReason]:
-    """Yield the reason of each cycle that does not count."""
+    """Yield a reason for each of `flaws`, the cycles that do not count with the cause of each."""
     return (VerdictReason(VerdictCode.NOT_COUNTED, cycle=cycle, flaw=flaw) for cycle, flaw in flaws.items())
 
 
 def screen(chain: Chain, noise: float | None, noise_cycles: int | None = None) -> Verdict:
-    """Return the verdict on a single bracket a_0 b_1 a_1, enough to drop a bad idea early; it is never `same`.
+    """Return the verdict on a single cycle a_0 b_1 a_1, enough to drop a bad idea early; never `same`.
 
-    The bracket must close within 2 %, and the candidate beat both baselines, or lose to both, by 2.77 noise floors.
-
-    `noise` is the host's noise floor, from `noise_cycles` valid cycles of A/A sessions; None for an exact floor.
+    The baselines must agree within 2 %, and the candidate beat both, or lose to both, by 2.77 noise floors. `noise` is
+    the host's noise floor, a share; without it the verdict is invalid. If it comes from only `noise_cycles` valid
+    cycles, the factor is larger than 2.77; None means that it is exact.
     """
     chain = replace(chain, drift_limit=min(chain.drift_limit, SCREEN_DRIFT_LIMIT))
     return replace(_bracket(chain, noise, noise_cycles), better=chain.better, screen=True)

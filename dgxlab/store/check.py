@@ -16,11 +16,6 @@ from dgxlab.store.store import Store
 Row = dict[str, Any]
 
 
-def _same_file(row: Row) -> bool:
-    content = row["content"].encode()
-    return (len(content), hashlib.sha256(content).hexdigest()) == (row["size"], row["sha256"])
-
-
 IDENTITIES: Mapping[str, tuple[str, Callable[[Row], bool]]] = {
     "cells": (
         "cell {cell} is not the digest of its parameters",
@@ -39,13 +34,22 @@ IDENTITIES: Mapping[str, tuple[str, Callable[[Row], bool]]] = {
         "the plan of job {job_id} is not what its digest says",
         lambda row: row["plan_digest"] == plan_digest(json.loads(row["plan"])),
     ),
-    "imports": ("the copy of imported file {import_id} is not the file that was imported", _same_file),
+    "imports": (
+        "the copy of imported file {import_id} is not the file that was imported",
+        lambda row: (
+            row["sha256"] == hashlib.sha256(content := row["content"].encode()).hexdigest()
+            and row["size"] == len(content)
+        ),
+    ),
 }
-"""By table: the sentence for a row that does not match its key or digest, and the SQL test for a sound row."""
+"""By table: the sentence about a row that does not match its key or digest, and the test whether a row matches."""
 
 
 def check(store: Store) -> list[str]:
-    """Return a sentence for each wrong page, trigger, reference, seal or identity; Damaged if it cannot be read."""
+    """Return a sentence for each problem within the file: pages, schema, foreign keys, seals, and rows' own digests.
+
+    Raises Damaged if the file cannot be read.
+    """
     with named_errors(store.path):
         schema = schema_problems(store.connection)
         for problem in schema:

@@ -18,7 +18,7 @@ from dgxlab.errors import HostBusy, SpecError, command
 from dgxlab.store.schema import APPLICATION_ID, SCHEMA, VERSION, add_functions
 
 BUSY_S = 10.0  # max wait of a writer for another writer
-PATIENCE_S = 600.0  # max wait if it can show notes
+PATIENCE_S = 600.0  # max wait of a writer that can tell its user
 OLDEST_SQLITE = (3, 37, 0)  # the first with STRICT tables
 MOUNTS = Path("/proc/self/mounts")
 # file systems with locks by another machine or process: neither SQLite's locks nor its WAL are safe there
@@ -48,7 +48,7 @@ class Locked(HostBusy):
 
 
 def connect(path: Path, *, create: bool) -> sqlite3.Connection:
-    """Return a connection to the database at `path`, at the current schema, in autocommit mode.
+    """Open the database at `path` in autocommit mode, migrated to the current schema; `create` it if it is missing.
 
     Raises:
         SpecError: if it cannot be used, with the cause.
@@ -65,7 +65,7 @@ def connect(path: Path, *, create: bool) -> sqlite3.Connection:
             look = command("ls", "-ld", path.parent)
             raise SpecError(f"cannot make the database {path}: {error.strerror}", next=look) from error
     with named_errors(path):
-        connection = plain(path)
+        connection = open_existing(path)
         try:
             number = version(connection, path)
             if number == 0 and (not create or copies(path)):
@@ -99,8 +99,10 @@ def _use_wal(connection: sqlite3.Connection) -> None:
         time.sleep(0.01)
 
 
-def plain(path: Path, *, immutable: bool = False) -> sqlite3.Connection:
-    """Open an existing file without migrating it; `immutable` reads only the file, and creates no file beside it.
+def open_existing(path: Path, *, immutable: bool = False) -> sqlite3.Connection:
+    """Open an existing database as it is, without migrating it.
+
+    With `immutable`, it is only read, without a write-ahead log: no file beside it is read or created.
 
     Raises:
         SpecError: if it does not exist, or is on a network file system.
@@ -119,7 +121,7 @@ def plain(path: Path, *, immutable: bool = False) -> sqlite3.Connection:
 
 
 def on_network(path: Path) -> str | None:
-    """Return `type at mount point` if a path is on a network file system, else None; None also without MOUNTS."""
+    """Return `nfs4 at /home` if a path is on a network file system; None if it is not, or if MOUNTS cannot be read."""
     try:
         mounts, real = MOUNTS.read_text(errors="replace").splitlines(), str(path.resolve())
     except OSError:
@@ -172,12 +174,13 @@ def version(connection: sqlite3.Connection, path: Path) -> int:
 
 @contextlib.contextmanager
 def transaction(connection: sqlite3.Connection, path: Path, tell: Tell | None = None) -> Iterator[None]:
-    """Write all of a block or nothing of it.
+    """Run a block as one transaction: if it raises, nothing is written.
 
-    While another program holds the database, `tell` is called every `BUSY_S` seconds, for up to `PATIENCE_S` seconds.
+    While another program locks the database, wait `BUSY_S` seconds; with `tell`, wait up to `PATIENCE_S` seconds, and
+    call it with a sentence every `BUSY_S` seconds.
 
     Raises:
-        Locked: if another program holds the database for longer.
+        Locked: if another program locks the database for longer.
         SpecError: if the disk is full, the file is damaged, or a trigger in it is not of dgxlab.
     """
     deadline = time.monotonic() + PATIENCE_S
@@ -223,7 +226,7 @@ def schema_problems(connection: sqlite3.Connection) -> list[str]:
 
 
 def schema_of(connection: sqlite3.Connection) -> dict[tuple[str, str], str]:
-    """Return the SQL of each table, index, view and trigger by (kind, name), without SQLite's varying quotes."""
+    """Return the SQL of each table, index, view and trigger, by (kind, name), without quotes: SQLite adds some."""
     return {
         (kind, name): sql.replace('"', "")
         for kind, name, of, sql in connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema")
@@ -232,13 +235,16 @@ def schema_of(connection: sqlite3.Connection) -> dict[tuple[str, str], str]:
 
 
 def schema_digest(schema: dict[tuple[str, str], str]) -> str:
-    """Return the digest of a schema, for `schema.SCHEMA`."""
+    """Return the digest of what `schema_of` gives; `schema.SCHEMA` is that of the current version."""
     return hashlib.sha256(repr(sorted(schema.items())).encode()).hexdigest()[:16]
 
 
 @contextlib.contextmanager
 def named_errors(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors about file or disk into Locked, Damaged, SpecError; errors in our SQL pass as bugs."""
+    """In this block, turn SQLite's errors about the file or the disk into Locked, Damaged or SpecError.
+
+    Errors in our own SQL are bugs and pass unchanged.
+    """
     try:
         yield
     except UnicodeDecodeError as error:  # SQLite's message on a damaged schema quotes it
@@ -260,18 +266,18 @@ def named_errors(path: Path) -> Iterator[None]:
 
 
 def damaged(path: Path, cause: str, what: str = "damaged") -> Damaged:
-    """Return the error of a damaged file, with the command that rebuilds it."""
+    """Return the error `PATH is WHAT: CAUSE`, with the command that rebuilds the database."""
     return Damaged(f"{path} is {what}: {cause}", next=command("dgxlab", "db", "rebuild", path))
 
 
 def copies(path: Path) -> list[Path]:
-    """Return the copies of a database that `backup` keeps beside it, the oldest first."""
+    """Return the files that `backup` has written for a database, the oldest first."""
     files = path.with_name(f"{path.name}.backups").glob("*.db")
     return sorted(file for file in files if COPY.fullmatch(file.name))
 
 
 def backup(connection: sqlite3.Connection, path: Path) -> Path:
-    """Copy the database, check that the copy is sound, and keep the newest seven.
+    """Copy the database into PATH.backups/, check that the copy is sound, and delete all but the newest KEEP copies.
 
     Raises:
         Damaged: if the copy, and therefore the database, is damaged.

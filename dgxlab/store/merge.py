@@ -21,7 +21,7 @@ from typing import Any
 
 from dgxlab.errors import CheckFailed, SpecError, command
 from dgxlab.model import canonical
-from dgxlab.store.connect import named_errors, plain, version
+from dgxlab.store.connect import named_errors, open_existing, version
 from dgxlab.store.records import RANK
 from dgxlab.store.schema import BEHIND_VIEWS, DEFLATED, ROOFLINE, UPSERT, VIEWS, inflated
 from dgxlab.store.seals import broken, seal_all
@@ -29,7 +29,7 @@ from dgxlab.store.store import Store
 
 
 @dataclass(frozen=True)
-class Table:
+class _MergeRule:
     """How a table is merged."""
 
     name: str
@@ -46,7 +46,7 @@ PROGRESS = (  # progress of a job; all taken from the database that has read mor
     *("state", "exit_code", "error", "next", "details", "host_id", "boot_id", "agent_version", "protocol"),
     *("journal_bytes", "journal_lines", "journal_seq", "facts", "finished_at"),
 )
-TOLD_ONCE = ("experiment", "facts", "host_id", "boot_id", "agent_version")  # NULL until known, then never changed
+WRITTEN_ONCE = ("experiment", "facts", "host_id", "boot_id", "agent_version")  # NULL until known, then never changed
 ENDING = ("state", "exit_code", "finished_at")  # never changed after the journal's end event
 SETTLE = {
     **UPSERT,
@@ -56,29 +56,29 @@ SETTLE = {
 }
 OF_JOB, OF_RUN = ("jobs", "job_id"), ("runs", "run_id")
 TABLES = (  # parents before children
-    Table("experiments"),
-    Table("jobs", may_differ=("experiment", *INTENT, *PROGRESS)),
-    Table("devices"),
-    Table("arms", part_of=OF_JOB),
-    Table("inputs", part_of=OF_JOB),
-    Table("cells", may_differ=("label",)),
-    Table("case_lists"),
-    Table("gates", part_of=OF_JOB),
-    Table("checks", part_of=OF_JOB),
-    Table("runs", part_of=OF_JOB),
-    *(Table(name, part_of=OF_RUN) for name in ("rows", "samples", "telemetry")),
-    Table("flags", part_of=OF_RUN, unless=f"{{}}.kind = '{ROOFLINE}'"),
-    Table("chain_runs", part_of=OF_RUN),
-    Table("imports", may_differ=("name", "at", "content")),
-    Table("rejections", may_differ=("reason", "at")),
+    _MergeRule("experiments"),
+    _MergeRule("jobs", may_differ=("experiment", *INTENT, *PROGRESS)),
+    _MergeRule("devices"),
+    _MergeRule("arms", part_of=OF_JOB),
+    _MergeRule("inputs", part_of=OF_JOB),
+    _MergeRule("cells", may_differ=("label",)),
+    _MergeRule("case_lists"),
+    _MergeRule("gates", part_of=OF_JOB),
+    _MergeRule("checks", part_of=OF_JOB),
+    _MergeRule("runs", part_of=OF_JOB),
+    *(_MergeRule(name, part_of=OF_RUN) for name in ("rows", "samples", "telemetry")),
+    _MergeRule("flags", part_of=OF_RUN, unless=f"{{}}.kind = '{ROOFLINE}'"),
+    _MergeRule("chain_runs", part_of=OF_RUN),
+    _MergeRule("imports", may_differ=("name", "at", "content")),
+    _MergeRule("rejections", may_differ=("reason", "at")),
 )
 
 
 @contextlib.contextmanager
 def merging(into: Store, other: Path) -> Iterator[dict[str, int]]:
-    """Add every row of the database `other` that `into` lacks; yield for each table how many rows were added.
+    """Add every row of the database `other` that `into` lacks; yield how many rows were added, by table.
 
-    The block computes the verdicts again, and changes nothing if it raises.
+    The caller computes the verdicts again in the block; if that raises, nothing is changed.
 
     Raises:
         CheckFailed: if a key has different content, or a database does not match its seals; nothing was changed.
@@ -88,7 +88,7 @@ def merging(into: Store, other: Path) -> Iterator[dict[str, int]]:
     with tempfile.TemporaryDirectory(prefix="dgxlab-merge-") as folder:
         # a copy, at the current schema: the file itself may be older, and is only read
         copy = Path(folder) / "theirs.db"
-        with contextlib.closing(plain(other)) as source, named_errors(other):
+        with contextlib.closing(open_existing(other)) as source, named_errors(other):
             if version(source, other) == 0:
                 raise SpecError(f"{other} is an empty file, not a dgxlab database")
             with contextlib.closing(sqlite3.connect(copy)) as target:
@@ -111,7 +111,10 @@ def merging(into: Store, other: Path) -> Iterator[dict[str, int]]:
 
 
 def merge_jobs(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge two rows of the same job: the earlier intent, the more advanced progress, any experiment."""
+    """Return the columns of a job that may differ between two records, merged from its rows there.
+
+    The columns INTENT are those of the earlier intent, PROGRESS those of the row that has read more of the journal.
+    """
     intent = min((ours, theirs), key=lambda row: [row[name] for name in INTENT])
     # the text at the end only makes the choice symmetric
     progress = max(
@@ -133,7 +136,7 @@ def _refuse_broken(connection: sqlite3.Connection, path: Path) -> None:
         raise CheckFailed(f"{path}: {sentence}; nothing was merged", next=command("dgxlab", "db", "check", path))
 
 
-def _refuse_conflicts(connection: sqlite3.Connection, ours: Path, theirs: Path, table: Table) -> None:
+def _refuse_conflicts(connection: sqlite3.Connection, ours: Path, theirs: Path, table: _MergeRule) -> None:
     for sql in (_different(connection, table), *_torn(table)):
         if row := connection.execute(sql).fetchone():
             key = ", ".join(f"{name} {value}" for name, value in zip(table.key, row, strict=True))
@@ -143,8 +146,8 @@ def _refuse_conflicts(connection: sqlite3.Connection, ours: Path, theirs: Path, 
             )
 
 
-def _different(connection: sqlite3.Connection, table: Table) -> str:
-    """Return SQL for a common key with different content."""
+def _different(connection: sqlite3.Connection, table: _MergeRule) -> str:
+    """Return SQL that finds a row of both databases whose content differs."""
     packed = DEFLATED.get(table.name, ())  # another zlib packs the same text into other bytes
     tests = [
         f"inflated(m.{name}) IS NOT inflated(t.{name})" if name in packed else f"m.{name} IS NOT t.{name}"
@@ -152,7 +155,7 @@ def _different(connection: sqlite3.Connection, table: Table) -> str:
         if name not in (*table.key, *table.may_differ)
     ]
     if table.name == "jobs":
-        tests += [f"m.{name} <> t.{name}" for name in TOLD_ONCE]
+        tests += [f"m.{name} <> t.{name}" for name in WRITTEN_ONCE]
         ended = "m.finished_at IS NOT NULL AND t.finished_at IS NOT NULL"
         tests.append(f"{ended} AND ({_list('m', ENDING)}) IS NOT ({_list('t', ENDING)})")
     return (
@@ -162,8 +165,8 @@ def _different(connection: sqlite3.Connection, table: Table) -> str:
     )
 
 
-def _torn(table: Table) -> Iterator[str]:
-    """Yield SQL for a row of a common run or job that only one side has."""
+def _torn(table: _MergeRule) -> Iterator[str]:
+    """Yield SQL that finds a row that only one side has, of a run or job that both have."""
     if not table.part_of:
         return
     whole, key = table.part_of
@@ -177,7 +180,7 @@ def _torn(table: Table) -> Iterator[str]:
         )
 
 
-def _add(connection: sqlite3.Connection, table: Table) -> int:
+def _add(connection: sqlite3.Connection, table: _MergeRule) -> int:
     """Insert new rows, settle columns that may differ, and return the number of new rows."""
     count, names = f"SELECT count(*) FROM main.{table.name}", _columns(connection, table.name)
     (before,) = connection.execute(count).fetchone()
@@ -217,13 +220,16 @@ def _list(alias: str, key: tuple[str, ...]) -> str:
     return ",".join(f"{alias}.{name}" for name in key)
 
 
-LONG = 120  # longer values are cut to this many characters, with a digest of the whole
+LONG = 120  # a longer text is cut, with a digest of the whole
 
 
-def text(path: Path) -> Iterator[str]:
-    """Yield each row as a line, in an order that new rows do not change; SpecError if it is no dgxlab database."""
+def textconv(path: Path) -> Iterator[str]:
+    """Yield each row of a database as a line for `git diff`; SpecError if it is not a dgxlab database.
+
+    Lines are sorted by table and text, so a new row adds a line and moves no other.
+    """
     # git's temporary file has no WAL beside it, and none may be created
-    with named_errors(path), contextlib.closing(plain(path, immutable=True)) as connection:
+    with named_errors(path), contextlib.closing(open_existing(path, immutable=True)) as connection:
         yield f"schema {version(connection, path)}"
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
         if not tables.isdisjoint(BEHIND_VIEWS):

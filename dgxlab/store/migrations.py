@@ -78,7 +78,7 @@ _add("m007_checks", ("checks",))
 
 @MIGRATIONS()
 def m008_devices(db: Database) -> None:
-    """Numbers belong to the device that gave them, and a gate to the list of its cases; all that is there is sealed."""
+    """Add devices, which results refer to in place of hosts, the lists of gates' cases, and seals of everything."""
     _run(db, "m008")
     devices = []
     sql = "SELECT job_id, arm, arms.cmake, jobs.facts FROM arms JOIN jobs USING (job_id)"
@@ -106,7 +106,7 @@ _add("m009_rejections", settled={"rejections": ("reason", "at")})
 
 @MIGRATIONS()
 def m010_own_noise(db: Database) -> None:
-    """Verdicts get the interval of `same` and the chain's noise floor; their seals change by that, and by no edit."""
+    """Add the interval of `same` and the chain's noise floor to verdicts, and update the seals of those jobs."""
     seals = Seals(db.conn)
     seals.writing("verdicts", ("job_id",), db.execute("SELECT DISTINCT job_id FROM verdicts").fetchall())
     _run(db, "m010")
@@ -115,7 +115,7 @@ def m010_own_noise(db: Database) -> None:
 
 @MIGRATIONS()
 def m011_small(db: Database) -> None:
-    """Long texts are deflated, those of telemetry stored once; what files say is read from the files."""
+    """Deflate long texts, store each name of telemetry once, and drop tables that repeat what imported files say."""
     with sealed_anew(db.conn):
         add_functions(db.conn)
         db.execute("DROP INDEX rows_cell")  # not used by any query
@@ -131,7 +131,7 @@ _add("m012_views")  # the joins of reports, also for readers with other programs
 
 @MIGRATIONS()
 def m013_contents(db: Database) -> None:
-    """Models get what their headers say, which changes the seals of all jobs that read one."""
+    """Add `inputs.contents`, what the headers of models say, and update the seals of jobs with models."""
     with sealed_anew(db.conn):
         _run(db, "m013")
 
@@ -187,10 +187,9 @@ def _run(db: Database, name: str) -> None:
 
 
 def upgrade(connection: sqlite3.Connection, path: Path, *, stop_before: str | None = None) -> None:
-    """Apply every missing migration up to `stop_before` in one transaction, after a backup beside `path`.
+    """Apply the missing migrations in one transaction, after a backup of `path`; `stop_before` names the first to omit.
 
-    Raises:
-        SpecError: if the result breaks a foreign key; the database is then as it was.
+    Raises SpecError if the result breaks a foreign key; the database is then as it was.
     """
 
     def version() -> int:
@@ -217,7 +216,7 @@ def upgrade(connection: sqlite3.Connection, path: Path, *, stop_before: str | No
 
 
 def schema(number: int) -> dict[tuple[str, str], str]:
-    """Return the schema of a database of that version, as `connect.schema_of`."""
+    """Return what `connect.schema_of` gives for a database of version `number`."""
     stop_before = MIGRATIONS._migrations[number].name if number < VERSION else None
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         upgrade(connection, Path(":memory:"), stop_before=stop_before)

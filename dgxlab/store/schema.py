@@ -18,7 +18,7 @@ APPLICATION_ID = 0x6467786C  # `dgxl` in the file's header: tells this database 
 VERSION = 13  # PRAGMA user_version of a database to which every migration was applied
 SCHEMA = "d8059eced4b8bed3"  # `connect.schema_digest` of such a database
 
-ROOFLINE = "roofline"  # the kind of flags that ingest adds, not the host: a run exceeds the peaks of its GPU
+ROOFLINE = "roofline"  # kind of the flag that ingest adds to a run that exceeds the peaks of its GPU
 
 VIEWS: Mapping[str, tuple[str, ...]] = {"telemetry": ("run_id", "device", "name")}
 """Views into which rows can be inserted, with their keys."""
@@ -32,7 +32,7 @@ DEFLATED: Mapping[str, tuple[str, ...]] = {
     "rows": ("raw",),
     "runs": ("argv", "before", "after", "raw"),
 }
-"""By table, its columns of deflated JSON. `Store` takes and gives texts; SQL writes `inflated(raw)`."""
+"""By table, the columns of deflated JSON. `Store` takes and returns plain text; in SQL, use `inflated(raw)`."""
 
 UPSERT = {
     "devices": "ON CONFLICT (device_id) DO NOTHING",
@@ -49,7 +49,7 @@ UPSERT = {
         SET name = excluded.name, at = excluded.at, content = excluded.content
         WHERE (excluded.at, excluded.name, excluded.content) < (imports.at, imports.name, imports.content)""",
 }
-"""SQL for an existing key, by table; other tables must not get an existing key."""
+"""By table, what an INSERT does if the key exists. In other tables that is an error."""
 
 
 @cache
@@ -59,13 +59,16 @@ def _dictionary() -> bytes:
 
 
 def deflated(text: str) -> bytes:
-    """Return a text deflated, as stored in the record."""
+    """Compress a text as the record stores it: zlib with a dictionary."""
     packer = zlib.compressobj(9, zdict=_dictionary())
     return packer.compress(text.encode()) + packer.flush()
 
 
 def inflated(content: bytes | str) -> str:
-    """Return a stored text: deflated with the dictionary, without one, or not at all; ValueError if damaged."""
+    """Return the text of a stored value, which may be deflated, with or without the dictionary, or plain text.
+
+    Raises ValueError if it is damaged.
+    """
     if isinstance(content, str):
         return content
     try:
@@ -79,7 +82,7 @@ def inflated(content: bytes | str) -> str:
 
 
 def add_functions(connection: sqlite3.Connection) -> None:
-    """Add the SQL functions `inflated` and `deflated`; a damaged text gives NULL, and `check` reports it."""
+    """Add the SQL functions `inflated`, which returns NULL for a damaged value, and `deflated` to a connection."""
 
     def text_or_null(content: bytes | str | None) -> str | None:
         with contextlib.suppress(ValueError):

@@ -1,10 +1,10 @@
-"""Seals: a hash chain over the units of the record, with the content of each unit when it was last written.
+"""Seals: a hash chain over the record, which detects rows that another program has changed, added or deleted.
 
-A unit is a job or an imported file with all its rows, or a table whose rows belong to neither. `content` is the sum,
-modulo 2^256, of the sha256 of its parts: the rows of one line of a job's journal, or all other rows of a unit.
-`seal` is the sha256 of the previous seal, the unit's name and its content, in the order of names. So a row changed,
-added or deleted by another program is detected, and so is a deleted unit: the next seal no longer follows. The last
-units are tables, which always exist.
+A unit is a job or an imported file with all its rows, or a table whose rows belong to neither. The table `seals` has a
+row for each unit. `content` is the sum, modulo 2^256, of the sha256 of the unit's parts; a part is the rows of one line
+of a job's journal, or all other rows of the unit. `seal` is the sha256 of the previous seal, the unit's name and its
+content, in the order of names, so a deleted unit is detected too: the next seal no longer follows. The last units are
+tables, which always exist.
 
 Seals detect mistakes. They are not a signature: a program that recomputes all of them leaves no trace.
 """
@@ -49,10 +49,10 @@ class _Table:
 
 
 class Seals:
-    """Keeps the seals of a database while rows are written.
+    """Updates the seals of a database for the rows that dgxlab writes: `writing` before a write, `close` after it.
 
-    A write updates a content by its own rows only, and never recomputes it from all rows: changes by other programs
-    stay detectable. A broken seal stays broken, for the same reason.
+    A unit's content changes by the digests of the written rows only. It is never computed from all rows again, so that
+    changes by other programs stay detectable, and a broken seal stays broken.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -60,13 +60,16 @@ class Seals:
         self._before: dict[str, int] = {}
 
     def writing(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Note that these rows are about to be written; each needs only the first column of its key."""
+        """Remember the digests of the parts that these rows belong to, before the rows are written.
+
+        Of each row only the first column of its table's key is read.
+        """
         place = columns.index(self._tables[table].column)
         for part in {self._tables[table].part(key) for key in {row[place] for row in rows}} - self._before.keys():
             self._before[part] = self._digest(part)
 
     def close(self) -> None:
-        """Seal the rows written since the last call."""
+        """Update the seals for the parts that `writing` remembered, and forget these parts."""
         grown: defaultdict[str, int] = defaultdict(int)
         for part, before in self._before.items():
             grown[_unit(part)] += self._digest(part) - before
@@ -77,7 +80,7 @@ class Seals:
         self.forget()
 
     def forget(self) -> None:
-        """Discard the noted rows, after a rollback."""
+        """Forget the parts that `writing` remembered, after a rollback."""
         self._before.clear()
 
     @cached_property
@@ -95,14 +98,17 @@ class Seals:
 
 
 def seal_all(connection: sqlite3.Connection) -> None:
-    """Seal the current content of everything; for a migration, and for rows that were checked before."""
+    """Compute all seals from the current rows. Earlier changes by other programs are then no longer detected."""
     connection.execute("DELETE FROM seals")
     _chain(connection, _contents(connection))
 
 
 @contextmanager
 def sealed_anew(connection: sqlite3.Connection) -> Iterator[None]:
-    """Seal the units again after a migration; a unit with a broken seal keeps it broken."""
+    """In this block, a migration may change any rows; afterwards all seals are computed again.
+
+    A unit that did not match its seal before the block does not match it afterwards.
+    """
     stored = connection.execute("SELECT unit, content, seal FROM seals ORDER BY unit").fetchall()
     contents = _contents(connection)
     yield
@@ -120,7 +126,7 @@ def sealed_anew(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def broken(connection: sqlite3.Connection) -> Iterator[str]:
-    """Yield a sentence for each unit that differs from its seal, and for each seal that does not follow."""
+    """Yield a sentence for each unit that differs from its content, and for each seal that does not follow."""
     sealed, contents = dict(connection.execute("SELECT unit, content FROM seals")), _contents(connection)
     for unit in sorted(sealed.keys() | contents.keys()):
         kind, _, owner = unit.partition("/")
@@ -139,7 +145,7 @@ def broken(connection: sqlite3.Connection) -> Iterator[str]:
 
 
 def _chain(connection: sqlite3.Connection, contents: Mapping[str, str]) -> None:
-    """Write these contents, and every seal that follows."""
+    """Write these contents, and every seal that follows from them."""
     stored = {unit: row for unit, *row in connection.execute("SELECT unit, content, seal FROM seals")}
     before = after = ""
     for unit in sorted(stored.keys() | contents.keys()):
@@ -172,12 +178,12 @@ def _contents(connection: sqlite3.Connection) -> dict[str, str]:
 
 
 def _unit(part: str) -> str:
-    """Return the unit of a part: a job's without the number of a line."""
+    """Return the unit that a part belongs to: a job's part is named JOB or JOB/LINE."""
     return "/".join(part.split("/", 2)[:2])
 
 
 def _group(part: str) -> str:
-    """Return which tables may have rows of a part: those of lines, of jobs, of imports, or the one that it is."""
+    """Return the group of tables that may have rows of a part: of lines, of jobs, of imports, or a table of its own."""
     kind, _, owner = part.partition("/")
     return part if kind == "table" else f"{kind} line" if "/" in owner else kind
 

@@ -1,4 +1,4 @@
-"""The store: transactions, intents, and queries of a run before it measures."""
+"""The store: an open results.db, with transactions, jobs, and what a plan asks before anything is measured."""
 
 # ruff: noqa: S608 - names of tables and columns are our own, values are always bound
 
@@ -15,22 +15,22 @@ from typing import Any
 from dgxlab.errors import UsageError
 from dgxlab.model import PROTOCOL, SESSIONS, Device, Expectation, ParityGate, Plan, canonical
 from dgxlab.store.connect import Tell, backup, connect, copies, damaged, named_errors, transaction
-from dgxlab.store.records import RANK, Job, device_from, experiment_row, job_row, named
+from dgxlab.store.records import RANK, Job, device_from, experiment_row, job_row, matching_ids
 from dgxlab.store.schema import DEFLATED, UPSERT, deflated, inflated
 from dgxlab.store.seals import Seals
 
-REJECTED = "SELECT job_id FROM rejections"  # the jobs whose evidence was set aside
+REJECTED = "SELECT job_id FROM rejections"  # the jobs whose results do not count
 UNCOUNTED = f"""SELECT job_id FROM jobs WHERE kind IN {SESSIONS} AND state IN ('intended', 'running')
                 UNION ALL {REJECTED}"""
-"""Jobs whose runs do not count: rejected ones, and sessions whose chains still run, which are hidden."""
+"""The jobs whose runs do not count: rejected ones, and sessions that have not ended, whose results are hidden."""
 JOBS = """SELECT jobs.*, coalesce(reason, '') AS rejected FROM jobs LEFT JOIN rejections USING (job_id)"""
 FRESH_S = 86400.0  # a younger copy is recent enough
 
-Wanted = tuple[str, str, str]  # what a cell is up to date for: Cell.key, model_id ("" for none), env_digest
+Wanted = tuple[str, str, str]  # a cell on a model in an environment: Cell.key, model_id ("" for none), env_digest
 
 
 class Store:
-    """An open results.db; `with Store.open(path) as store:` closes it and leaves a single file."""
+    """An open results.db; `with Store.open(path) as store:` closes it at the end of the block."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self.connection = connection
@@ -40,10 +40,10 @@ class Store:
 
     @classmethod
     def open(cls, path: Path, *, create: bool = True) -> Store:
-        """Open the database, create it if missing, and migrate it to the current schema.
+        """Open the database and migrate it to the current schema; `create` it if it is missing.
 
         Raises:
-            SpecError: if it is not ours, too new, damaged, or on a network file system; or missing without `create`.
+            SpecError: if it is not ours, too new, damaged, on a network file system, or missing without `create`.
             Locked: if another program keeps it locked.
         """
         return cls(connect(path, create=create), path)
@@ -55,14 +55,14 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Merge the write-ahead log into the file, so that the file is the whole database, and close it."""
+        """Close the database, and merge the write-ahead log into it: it is then a single file again."""
         with contextlib.suppress(sqlite3.Error):
             self.connection.execute("PRAGMA busy_timeout = 0")  # while others use it: the last one to close does it
             self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self.connection.close()
 
     def back_up(self) -> None:
-        """Copy the database beside itself as `backup` does, unless it has no job or a copy is younger than a day."""
+        """Write a backup copy (`connect.backup`), unless there is no job yet or the newest copy is under a day old."""
         fresh = any(time.time() - copy.stat().st_mtime < FRESH_S for copy in copies(self.path)[-1:])
         if self.rows("SELECT 1 FROM jobs LIMIT 1") and not fresh:
             with named_errors(self.path):
@@ -70,7 +70,10 @@ class Store:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Write all of a block or nothing of it, as `connect.transaction`; an inner block belongs to the outer one."""
+        """Run a block as one transaction (`connect.transaction`), and seal its rows at the end.
+
+        A transaction inside another one is part of that.
+        """
         if self.connection.in_transaction:
             yield
             return
@@ -83,7 +86,7 @@ class Store:
 
     @contextlib.contextmanager
     def waiting(self, tell: Tell) -> Iterator[None]:
-        """In this block, wait up to minutes while another program holds the database, with notes to `tell`."""
+        """In this block, transactions wait up to ten minutes for another program, and call `tell` with a sentence."""
         before, self._tell = self._tell, tell
         try:
             yield
@@ -91,11 +94,11 @@ class Store:
             self._tell = before
 
     def seal(self) -> None:
-        """Seal what was written so far in this transaction; its end does it anyway."""
+        """Seal the rows written so far in this transaction, so that a check within it sees correct seals."""
         self._seals.close()
 
     def rows(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[dict[str, Any]]:
-        """Return the rows of one SELECT, deflated values as text; Damaged if they cannot be read."""
+        """Return the rows of a SELECT by column name, with deflated values as text; raises Damaged if unreadable."""
         with named_errors(self.path):
             self.connection.execute("PRAGMA query_only = ON")
             try:
@@ -108,11 +111,11 @@ class Store:
                 self.connection.execute("PRAGMA query_only = OFF")
 
     def put(self, table: str, row: Mapping[str, Any]) -> None:
-        """Insert a row by column name; what happens to a key that is there already is in `schema.UPSERT`."""
+        """Insert a row, by column name; `schema.UPSERT` says what happens if its key exists."""
         self.put_many(table, tuple(row), [tuple(row.values())])
 
     def put_many(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Insert rows that all have these columns."""
+        """Insert rows, whose values are in the order of `columns`; an existing key is treated as in `put`."""
         marks = ",".join("?" * len(columns))
         sql = f"INSERT INTO {table} ({','.join(columns)}) VALUES ({marks}) {UPSERT.get(table, '')}"
         packed = [columns.index(name) for name in DEFLATED.get(table, ()) if name in columns]
@@ -122,7 +125,7 @@ class Store:
             self.connection.executemany(sql, rows)
 
     def update_job(self, job_id: str, **columns: Any) -> None:
-        """Set columns of a job without checks; use `set_state` to change its state safely."""
+        """Set columns of a job, unchecked; to change its state use `set_state`."""
         columns |= {name: deflated(columns[name]) for name in DEFLATED["jobs"] if name in columns}
         names = ",".join(f"{name} = ?" for name in columns)
         with self.transaction():
@@ -130,13 +133,11 @@ class Store:
             self.connection.execute(f"UPDATE jobs SET {names} WHERE job_id = ?", (*columns.values(), job_id))
 
     def intend(self, plan: Plan, host_name: str, dgxlab_version: str, *, staged: str = "") -> Job:
-        """Record that a job is about to be started, before the first network call; doing it again changes nothing.
+        """Record a job that is about to be started, before the first network call; a second call changes nothing.
 
-        Args:
-            staged: The text of the plan on a host, for a job that is there and not in this record.
+        `staged` is the text of the plan on the host, for a job that another client has started there.
 
-        Raises:
-            UsageError: if the id belongs to another plan.
+        Raises UsageError if another plan has the same job id.
         """
         with self.transaction():
             for spec in plan.specs:
@@ -152,25 +153,28 @@ class Store:
             return self.job(plan.job_id)
 
     def job(self, job_id: str) -> Job:
-        """Return a job, or raise UsageError if none has that id."""
+        """Return the job with this id; raises UsageError if there is none."""
         if job := self.find_job(job_id):
             return job
         raise UsageError(f"{self.path} knows no job {job_id}", next="dgxlab jobs")
 
     def find_job(self, job_id: str) -> Job | None:
-        """Return a job, None if there is none of that id."""
+        """Return the job with this id, or None."""
         return next(iter(self._jobs("WHERE job_id = ?", (job_id,))), None)
 
     def job_ids(self, text: str) -> list[str]:
-        """Return the ids that match a text, in order: the whole id, its prefix or its alias; "" matches all."""
-        return named((str(row["job_id"]) for row in self.rows("SELECT job_id FROM jobs ORDER BY job_id")), text)
+        """Return the ids that a user's text names (`matching_ids`), in order; "" names all."""
+        return matching_ids((str(row["job_id"]) for row in self.rows("SELECT job_id FROM jobs ORDER BY job_id")), text)
 
     def jobs(self) -> list[Job]:
-        """Return all jobs, the latest intent first."""
+        """Return all jobs, the newest first."""
         return self._jobs("ORDER BY intent_at DESC, job_id DESC")
 
     def unfinished(self, host: str) -> list[Job]:
-        """Return the jobs of a host of hosts.yaml without a known end, the latest first, except rejected ones."""
+        """Return the jobs on a host (its name in hosts.yaml) whose end is unknown, the newest first.
+
+        Lost and rejected jobs are not among them.
+        """
         return self._jobs(
             """WHERE host = ? AND state IN ('intended', 'running') AND rejections.job_id IS NULL
                ORDER BY intent_at DESC, job_id DESC""",
@@ -181,21 +185,21 @@ class Store:
         return [Job.from_row(row) for row in self.rows(f"{JOBS} {where}", params)]
 
     def devices(self, job_id: str) -> dict[str, Device]:
-        """Return the device of each arm of a job, by the arm's name; an arm that was never built has none."""
+        """Return the device of each arm of a job, by the arm's name; arms that were never built are left out."""
         rows = self.rows("SELECT * FROM devices JOIN arms USING (device_id) WHERE job_id = ?", (job_id,))
         return {row["arm"]: device_from(row) for row in rows}
 
     def set_state(
         self, job_id: str, state: str, *, exit_code: int | None = None, error: str = "", next: str = ""
     ) -> Job:
-        """Set a job's state that its journal cannot contain (staging failed, lost), and return the updated job.
+        """Set a job's state, unless it has one of the same or a higher RANK, and return the job.
 
-        A job in a later state is unchanged, and columns not given here keep the journal's values.
+        For states that a journal cannot report, such as lost. Arguments left out keep the values of their columns.
         """
-        told = {"exit_code": exit_code, "error": error or None, "next": next or None}
+        columns = {"exit_code": exit_code, "error": error or None, "next": next or None}
         with self.transaction():
             if RANK[state] > RANK[self.job(job_id).state]:
-                self.update_job(job_id, state=state, **{k: v for k, v in told.items() if v is not None})
+                self.update_job(job_id, state=state, **{k: v for k, v in columns.items() if v is not None})
             return self.job(job_id)
 
     def verdicts(self, job_id: str) -> list[dict[str, Any]]:
@@ -203,7 +207,7 @@ class Store:
         return self.rows("SELECT * FROM verdicts WHERE job_id = ? ORDER BY position", (job_id,))
 
     def put_verdicts(self, job_id: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Replace the verdicts of a job; equal ones are not written."""
+        """Replace the verdicts of a job; writes nothing if they are equal."""
         with self.transaction():
             if self.verdicts(job_id) == list(rows):
                 return
@@ -215,7 +219,10 @@ class Store:
     def up_to_date(
         self, build_id: str, device_id: str, cells: Iterable[Wanted], protocol: int = PROTOCOL
     ) -> set[Wanted]:
-        """Return those of `cells` for which a valid run with counted samples exists; a chain's needs a verdict too."""
+        """Return those of `cells` that have counted samples of a valid run by this protocol on this build and device.
+
+        A run of a chain is enough only if the chain has a verdict on the cell that is not invalid.
+        """
         rows = self.rows(
             f"""SELECT DISTINCT rows.cell, coalesce(runs.model_id, '') AS model_id, runs.env_digest
                FROM runs JOIN jobs USING (job_id) JOIN arms USING (job_id, arm) JOIN rows USING (run_id)
@@ -232,7 +239,7 @@ class Store:
         return {(row["cell"], row["model_id"], row["env_digest"]) for row in rows}.intersection(cells)
 
     def gate_passed(self, build_id: str, device_id: str, gate_digest: str, gate: ParityGate) -> bool:
-        """Return whether a gate's latest result on this build and device is a pass with the expected counts."""
+        """Return whether a parity gate's newest result on this build and device is a pass with the expected counts."""
         row = self._latest("gates", "gate_id", "true", (build_id, device_id, gate_digest))
         if row is None or row["status"] == "failed":
             return False
@@ -240,9 +247,9 @@ class Store:
         return counted and gate.cases in ("", row["cases"]) and gate.unsupported in (None, row["unsupported"])
 
     def check_passed(self, build_id: str, device_id: str, gate_digest: str, inputs: Mapping[str, str]) -> bool:
-        """Return whether a gate's latest result for this build, device and `inputs` is a pass.
+        """Return whether the newest result of a gate, other than a parity gate, is a pass on this build and device.
 
-        `inputs` has the identities of the gate's models and the digests of its source files, by name.
+        Only results with these inputs count: the model_id of each of the gate's models, the digest of each source file.
         """
         asked = (build_id, device_id, gate_digest, canonical(inputs))
         row = self._latest("checks", "check_id", "inputs = ?", asked)
@@ -260,7 +267,10 @@ class Store:
     def expectation(
         self, pin: str, tree: str, gate_digest: str, compute_cap: str
     ) -> tuple[Expectation, int | None, str] | None:
-        """Return the values of the first clean gate on such devices: count, unsupported cases, digest of cases."""
+        """Return what a parity gate is expected to print: the count, the unsupported cases, the digest of its cases.
+
+        These are the values of the first clean result on any device of this compute capability; None without any.
+        """
         rows = self.rows(
             """SELECT total, unsupported, cases FROM expectations
                WHERE pin = ? AND tree = ? AND gate_digest = ? AND compute_cap = ?""",
@@ -271,7 +281,7 @@ class Store:
         return None
 
     def case_list(self, cases: str) -> list[str] | None:
-        """Return the sorted cases that a gate printed, given their digest; None where the record does not have them."""
+        """Return the sorted cases that a gate printed, given their digest; None if the record does not have them."""
         rows = self.rows("SELECT lines FROM case_lists WHERE cases = ?", (cases,))
         return json.loads(rows[0]["lines"]) if rows else None
 

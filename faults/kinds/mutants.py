@@ -15,7 +15,7 @@ from dgxlab import report
 from dgxlab.cli._display import display
 from dgxlab.cli._out import Format, Out
 from dgxlab.errors import DgxlabError, RemoteError
-from dgxlab.ingest import beyond, ingest
+from dgxlab.ingest import impossible_runs, ingest
 from dgxlab.lab.doctor import judge
 from dgxlab.model import Device, HostEntry, canonical, events, to_json
 from dgxlab.replies import Item
@@ -199,7 +199,7 @@ def _show(store: Store, job_id: str, told: Iterable[Mapping[str, Any]]) -> None:
     report.render(made)
     to_json(made)
     report.render_overview(report.overview(store))
-    list(beyond(store))
+    list(impossible_runs(store))
     job = store.job(job_id)
     for arm in job.plan.arms:
         with suppress(DgxlabError):

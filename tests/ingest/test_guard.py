@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dgxlab.ingest import beyond, ingest
+from dgxlab.ingest import impossible_runs, ingest
 from dgxlab.model import Cell, CellResult, Measurement, SyntheticModel, digest, model_id
 from dgxlab.model.events import HOST
 from dgxlab.store import ROOFLINE, Store, check
@@ -65,7 +65,7 @@ def told(store: Store, journal: Journal) -> list[str]:
     flags = store.rows("SELECT device, kind, hard, reason FROM flags ORDER BY run_id")
     assert {(row["device"], row["kind"], row["hard"]) for row in flags} <= {(HOST, ROOFLINE, 0)}
     reasons = [row["reason"] for row in flags]
-    assert [problem.partition(": ")[2] for problem in beyond(store)] == reasons
+    assert [problem.partition(": ")[2] for problem in impossible_runs(store)] == reasons
     return reasons
 
 

@@ -13,7 +13,7 @@ from dgxlab.errors import UsageError
 from dgxlab.model import to_json
 from dgxlab.published import Figure
 from dgxlab.report import Number, page, query, render_page
-from dgxlab.report.beside import READERS, batch, selected, stream
+from dgxlab.report.beside import READERS, matching_series, read_batch, read_stream
 from dgxlab.store import Store
 from tests.report.test_forms import BENCH, MACHINE, compared, step
 from tests.report.worlds import Session, agrees, h200, numbers
@@ -89,7 +89,7 @@ def test_every_figure_of_a_kind_has_its_place_once(store: Store) -> None:
         sources = sorted({figure.source_doc for figure in every if any(reader(figure) for reader in readers)})
         for doc in sources:
             mine = [each for each in every if each.source_doc == doc and any(reader(each) for reader in readers)]
-            series = selected(form, [doc])
+            series = matching_series(form, [doc])
             placed = [figure.line for each in series for figure in each.figures.values()]
             assert sorted(placed) == sorted(figure.line for figure in mine), (form, doc)
             assert len({each.label for each in series}) == len(series), (form, doc)
@@ -120,20 +120,24 @@ def figure(**changes: object) -> Figure:
     ],
 )
 def test_the_test_of_llama_bench_is_read_from_metric_or_test(test: str, metric: str, cell: str, more: str) -> None:
-    about = stream(figure(test=test, metric=metric))
+    about = read_stream(figure(test=test, metric=metric))
     assert about is not None
     assert (about.cell, about.metric, about.more) == ((("test", cell),), "avg_ts", more)
 
 
 @pytest.mark.parametrize("test", ["prefill today", "ppl", "GGML_CUDA_FORCE_CUBLAS env off", "", "512"])
 def test_what_names_no_test_is_of_none(test: str) -> None:
-    assert stream(figure(test=test)) is None
+    assert read_stream(figure(test=test)) is None
 
 
 def test_missing_sizes_are_not_guessed(store: Store) -> None:
-    assert batch(figure(test="B=8", metric="S_TG")).cell == (("PP", None), ("TG", None), ("B", 8))  # type: ignore[union-attr]
-    assert batch(figure(test="npp128 ntg64 npl8 -c 33000", metric="S_PP")).cell == (("PP", 128), ("TG", 64), ("B", 8))  # type: ignore[union-attr]
-    assert batch(figure(test="npp128", metric="S_PP")) is None
+    assert read_batch(figure(test="B=8", metric="S_TG")).cell == (("PP", None), ("TG", None), ("B", 8))  # type: ignore[union-attr]
+    assert read_batch(figure(test="npp128 ntg64 npl8 -c 33000", metric="S_PP")).cell == (
+        ("PP", 128),
+        ("TG", 64),
+        ("B", 8),
+    )  # type: ignore[union-attr]
+    assert read_batch(figure(test="npp128", metric="S_PP")) is None
     (table,) = page(store, query(ASKED["concurrency"])).tables
     unsaid = [row for row in table.rows if row["B"] == 8 and row["PP"] is None]
     assert [row.get("speed_pp.0") for row in unsaid] == [None]

@@ -10,7 +10,7 @@ import pytest
 from dgxlab.errors import SpecError, UsageError
 from dgxlab.ingest import ingest
 from dgxlab.model import PROTOCOL, Expectation, ParityGate, canonical, case_digest, model_id
-from dgxlab.store import Store, alias, gate_digest, named, the_one
+from dgxlab.store import Store, alias, gate_digest, matching_ids, only_match
 from tests.journals import PIN, TINY, Journal, cell, device, env_digest, experiment, intend, plan, source, whole
 from tests.store.conftest import measured
 
@@ -35,13 +35,13 @@ IDS = ["20261120-103000-toy-abc123", "20261120-114500-toy-abc123", "20261121-100
     ],
 )
 def test_a_job_by_its_id_its_beginning_or_its_alias(text: str, meant: list[str]) -> None:
-    assert named(IDS, text) == meant
+    assert matching_ids(IDS, text) == meant
 
 
 def test_an_alias_of_several_is_refused_with_their_ids() -> None:
-    assert the_one(named(IDS, "20261121"), "20261121") == IDS[2]
+    assert only_match(matching_ids(IDS, "20261121"), "20261121") == IDS[2]
     with pytest.raises(UsageError) as error:
-        the_one(named(IDS, alias(IDS[0])), "abc123")
+        only_match(matching_ids(IDS, alias(IDS[0])), "abc123")
     assert error.value.details.splitlines() == IDS[:2]
 
 

@@ -230,18 +230,18 @@ def test_a_damaged_file_is_sent_to_where_it_is_mended(folder: Path) -> None:
 
 @pytest.mark.parametrize("pages", [0, 3])
 def test_a_full_disk_during_a_migration(folder: Path, monkeypatch: pytest.MonkeyPatch, pages: int) -> None:
-    path, plain = older(folder / "results.db", "m003_append_only"), connect.plain
+    path, original = older(folder / "results.db", "m003_append_only"), connect.open_existing
 
     def small(path: Path) -> sqlite3.Connection:
-        connection = plain(path)
+        connection = original(path)
         connection.execute(f"PRAGMA max_page_count = {connection.execute('PRAGMA page_count').fetchone()[0] + pages}")
         return connection
 
     with monkeypatch.context() as patch:
-        patch.setattr(connect, "plain", small)
+        patch.setattr(connect, "open_existing", small)
         with pytest.raises(SpecError, match="is full"):
             Store.open(path)
-    with contextlib.closing(plain(path)) as connection:
+    with contextlib.closing(original(path)) as connection:
         assert connect.version(connection, path) == 2
         assert connect.schema_problems(connection) == []
     with Store.open(path) as store:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dgxlab.errors import SpecError
-from dgxlab.store import Store, text
+from dgxlab.store import Store, textconv
 from tests.journals import compared
 from tests.store.conftest import measured
 
@@ -22,8 +22,8 @@ def record(path: Path, *jobs: str) -> Path:
 
 
 def test_more_rows_are_more_lines(tmp_path: Path) -> None:
-    small = list(text(record(tmp_path / "one.db", "job-1")))
-    large = list(text(record(tmp_path / "two.db", "job-1", "job-2")))
+    small = list(textconv(record(tmp_path / "one.db", "job-1")))
+    large = list(textconv(record(tmp_path / "two.db", "job-1", "job-2")))
     kept = [line for line in small if not line.startswith(("jobs ", "seals ", "_sqlite", "sqlite"))]
     assert [line for line in large if line in set(kept)] == kept
     assert any(line.startswith("verdicts ") and '"faster"' in line for line in small)
@@ -35,7 +35,7 @@ def test_nothing_is_written(tmp_path: Path) -> None:
     (tmp_path / "record").mkdir()
     path = record(tmp_path / "record" / "x.db", "job-1")
     before = (path.read_bytes(), sorted(path.parent.iterdir()))
-    assert list(text(path))
+    assert list(textconv(path))
     assert (path.read_bytes(), sorted(path.parent.iterdir())) == before
 
 
@@ -62,4 +62,4 @@ def test_git_shows_rows(tmp_path: Path) -> None:
 def test_what_is_no_record_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.db").write_text("no database\n")
     with pytest.raises(SpecError):
-        list(text(tmp_path / "x.db"))
+        list(textconv(tmp_path / "x.db"))
