@@ -19,7 +19,7 @@ from bench.figure import Figure, figure, ratios, take_turns
 from bench.place import Far, Place, far, place
 from dgxlab import plan, series, spec
 from dgxlab.model import Plan
-from dgxlab.source import PinCache, default_path
+from dgxlab.source import PinCache, cache_path
 from dgxlab.transport.host import Host
 from dgxlab.transport.local import LocalTransport
 from tests import toy
@@ -259,7 +259,7 @@ def over_distance(quick: bool) -> Figure:
 def stage(quick: bool) -> Figure:
     """Time the first staging of the pin against `git fetch` of the same commit over the same sshd."""
     with far() as there:
-        cache = PinCache(there.here.pins if quick else default_path())
+        cache = PinCache(there.here.pins if quick else cache_path())
         pin = there.here.pin if quick else PIN
         cache.ensure(pin, [str(there.here.folder / "repository")] if quick else SOURCES, lambda note: None)
         size = sum(len(piece) for piece in cache.pack([pin], []))

@@ -165,9 +165,9 @@ def doctor(name: str = Argument("local", help="The host to look at as well."), *
     Example: dgxlab doctor local
     """
     from dgxlab.lab.doctor import MISSING, Finding, look_at_client, look_at_host
-    from dgxlab.source import default_path
+    from dgxlab.source import cache_path
 
-    findings = [*look_at_client(desk.database, default_path(), hosts_files())]
+    findings = [*look_at_client(desk.database, cache_path(), hosts_files())]
     if not any(each.name == "hosts" and each.state == MISSING for each in findings):
         try:
             findings += look_at_host(connect(name))
