@@ -18,7 +18,7 @@ from uuid import UUID
 from dgxlab import __version__, plan
 from dgxlab.agent.job import Job
 from dgxlab.lab import Lab
-from dgxlab.lab.session import resolve
+from dgxlab.lab.session import source_of
 from dgxlab.model import Experiment, Plan, Source, canonical
 from dgxlab.source import PinCache
 from dgxlab.spec import load
@@ -160,7 +160,7 @@ def _made(place: OnDisk, made: Disk, boot_id: Path) -> Desk:
     base = load(place.spec("base", bench=BENCH, gates=[]), host="box")
     entry = find_host("box", [here.hosts])
     way = SshTransport("box", entry.ssh, entry.root, entry.python)
-    source = resolve(PinCache(here.pins), base, None, lambda event: None)
+    source = source_of(PinCache(here.pins), base, None, lambda event: None)
     return Desk(place, made, boot_id, Host(way, entry), base, source, here.folder / "raw")
 
 

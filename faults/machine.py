@@ -268,7 +268,7 @@ class Machine(RuleBasedStateMachine):
     def _rebuilt(self) -> None:
         """See that the jobs' raw files can be had, and that they make the same record again."""
         for job in self.jobs:
-            raw.kept(self.lab, self.lab.store.job(job.plan.job_id), None, lambda event: None)
+            raw.archive(self.lab, self.lab.store.job(job.plan.job_id), None, lambda event: None)
         path = self.desk.box.there.here.folder / "again.db"
         path.unlink(missing_ok=True)
         with Store.open(path) as store:

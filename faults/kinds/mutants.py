@@ -16,7 +16,7 @@ from dgxlab.cli._display import display
 from dgxlab.cli._out import Format, Out
 from dgxlab.errors import DgxlabError, RemoteError
 from dgxlab.ingest import beyond, ingest
-from dgxlab.lab.doctor import judge
+from dgxlab.lab.doctor import check_facts
 from dgxlab.model import Device, HostEntry, canonical, events, to_json
 from dgxlab.replies import Item
 from dgxlab.store import Store
@@ -212,7 +212,7 @@ def _reply(random: Random) -> str:
     found = ask(Host(Saying(_mutant(reply, random)), HostEntry("box")))
     canonical(found)
     if verb == "probe":
-        list(judge(found.facts, HostEntry("box"), found.absent))
+        list(check_facts(found.facts, HostEntry("box"), found.absent))
         for cuda in ("ON", "OFF"):
             assert Device.of(to_json(found.facts), {"GGML_CUDA": cuda}).label
     return "read"

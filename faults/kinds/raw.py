@@ -16,7 +16,7 @@ from typing import Any
 from dgxlab.errors import CheckFailed, DgxlabError
 from dgxlab.lab import Lab
 from dgxlab.lab.jobs import follow
-from dgxlab.lab.raw import RawFile, kept, listing
+from dgxlab.lab.raw import RawFile, archive, listing
 from dgxlab.replies import final_status
 from dgxlab.source import PinCache
 from dgxlab.store import Store
@@ -257,7 +257,7 @@ def _check_kept(place: Left, name: str) -> None:
     """See that the raw files can be had as they were, or not at all."""
     with place.lab() as lab:
         found: list[Mapping[str, RawFile]] = []
-        error = _noticed(lambda: found.append(kept(lab, lab.store.job(place.job_id), None, _quiet)[1]))
+        error = _noticed(lambda: found.append(archive(lab, lab.store.job(place.job_id), None, _quiet)[1]))
     if error is None and found[0] != place.files:
         raise Broken(f"{name} was changed, and the raw files are taken for what they were")
     if error is not None and not isinstance(error, CheckFailed):
