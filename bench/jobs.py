@@ -141,8 +141,8 @@ def memory(quick: bool) -> Figure:
 def _peak_mb(there: Far, path: Path) -> float:
     """Run an experiment to its end and return the most memory that the client held, in MB."""
     argv = [sys.executable, "-m", "dgxlab", "run", str(path), "--host", "box", "--again"]
-    with (there.here.folder / "said").open("w") as said:
-        child = subprocess.Popen(argv, env=there.here.env, cwd=there.here.project, stdout=said, stderr=said)
+    with (there.here.folder / "said").open("w") as log:
+        child = subprocess.Popen(argv, env=there.here.env, cwd=there.here.project, stdout=log, stderr=log)
         peak = 0.0
         while child.poll() is None:
             for line in Path(f"/proc/{child.pid}/status").read_text().splitlines():

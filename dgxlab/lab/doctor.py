@@ -164,12 +164,12 @@ def check_facts(facts: Facts, host: HostEntry, absent: Sequence[tuple[str, str]]
 
 def _tools(facts: Facts, install: _Install, absent: Collection[str]) -> Iterator[Finding]:
     paths, toolchain = facts.details["tools"], facts.toolchain
-    told = {_COMPILER_NAMES.get(key) for key in absent}
+    reported = {_COMPILER_NAMES.get(key) for key in absent}
     needed = {"git": (paths["git"], "git"), "cc": (toolchain.cc, "gcc"), "c++": (toolchain.cxx, "g++")}
     for name, (version, package) in needed.items():
         if version:
             yield Finding(name, OK, version)
-        elif name not in told:
+        elif name not in reported:
             yield Finding(name, MISSING, "not found on PATH", install(package))
     for name in TOOLS:
         mend = install("cmake", "ninja-build")

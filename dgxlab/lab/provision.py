@@ -125,15 +125,15 @@ def _reading(file: Path, what: str, watch: Watch) -> Stdin:
     total = file.stat().st_size
 
     def read() -> Iterator[bytes]:
-        told, percent = time.monotonic(), 0
+        noted_s, percent = time.monotonic(), 0
         with file.open("rb") as stream:
             while piece := stream.read(_PIECE):
                 yield piece
                 if stream.tell() * 100 // total > percent:
                     percent = stream.tell() * 100 // total
                     watch(events.ProgressEvent(id="sending", done=percent, total=100, note=what))
-                if time.monotonic() - told > NOTE_S:
-                    told = time.monotonic()
+                if time.monotonic() - noted_s > NOTE_S:
+                    noted_s = time.monotonic()
                     watch(events.NoteEvent(note=f"sent {size(stream.tell())} of {size(total)}, {what}"))
 
     return read
