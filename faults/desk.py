@@ -28,8 +28,8 @@ from dgxlab.transport.host import Host
 from dgxlab.transport.ssh import SshTransport
 from faults.aftermath import FREE_S, members, sid, unlocked
 from faults.fault import Broken, wait_while
-from faults.host import Box, box
-from faults.spaces import Disk, disk
+from faults.host import HostOnDisk, box
+from faults.spaces import disk
 from tests.sshd import end_sessions
 
 SIZE = 40 << 20
@@ -39,31 +39,17 @@ BENCH = tuple({"llama-bench": {"model": "m", "n_prompt": n}} for n in (16, 32))
 RUNS = len(BENCH)
 
 
-@dataclass(frozen=True)
-class OnDisk(Box):
-    """A box whose agent's folder is on a disk of another mount namespace; this process reaches it by another path."""
-
-    seen: Path | None = None
-
-    @property
-    def root(self) -> Path:
-        """The agent's folder on the host."""
-        return self.seen or super().root
-
-
 @dataclass
 class Desk:
     """One client, in this process, and its host behind a proxy.
 
     Attributes:
         box: The host, and the project for commands.
-        disk: The disk with the agent's folder.
         boot_id: The file that the host reads as its kernel's boot id.
         base: The experiment that others are made from.
     """
 
-    box: Box
-    disk: Disk
+    box: HostOnDisk
     boot_id: Path
     host: Host
     base: Experiment
@@ -130,7 +116,7 @@ class Desk:
     def heal(self) -> None:
         """Remove all faults that last."""
         self.disarm()
-        self.disk.clear()
+        self.box.disk.clear()
 
     def disarm(self) -> None:
         """Let the proxy pass everything again."""
@@ -149,19 +135,19 @@ def desk() -> Iterator[Desk]:
             small.mount(SIZE, whole.root)
             os.environ |= whole.there.here.env
             try:
-                yield _desk(OnDisk(whole.there, whole.proxy, seen=small.seen(whole.root)), small, boot_id)
+                yield _desk(HostOnDisk(whole.there, whole.proxy, disk=small), boot_id)
             finally:
                 os.environ.clear()
                 os.environ |= kept
 
 
-def _desk(place: OnDisk, small: Disk, boot_id: Path) -> Desk:
+def _desk(place: HostOnDisk, boot_id: Path) -> Desk:
     here = place.there.here
     base = load(place.spec("base", bench=BENCH, gates=[]), host="box")
     entry = find_host("box", [here.hosts])
     way = SshTransport("box", entry.ssh, entry.root, entry.python)
     source = source_of(PinCache(here.pins), base, None, lambda event: None)
-    return Desk(place, small, boot_id, Host(way, entry), base, source, here.folder / "raw")
+    return Desk(place, boot_id, Host(way, entry), base, source, here.folder / "raw")
 
 
 def _see_gone(alive: Callable[[], list[int]]) -> None:

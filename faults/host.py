@@ -18,6 +18,7 @@ from dgxlab.agent.job import Job
 from dgxlab.store import Store
 from faults.fault import Broken
 from faults.ledger import Launch, compare, intact, once
+from faults.spaces import Disk
 from tests.proxy import Proxy
 from tests.sshd import Sshd
 
@@ -185,6 +186,22 @@ class Box:
                     raise Broken(f"{'lost' if n < cells else 'twice'}: {n} values of {cells} cells")
             intact(store)
         return launches
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnDisk(Box):
+    """A box with some of its folders on a small disk."""
+
+    disk: Disk
+
+
+class HostOnDisk(OnDisk):
+    """A box whose agent's folder is on the disk."""
+
+    @property
+    def root(self) -> Path:
+        """The agent's folder, on its disk."""
+        return self.disk.seen(super().root)
 
 
 def ended(child: subprocess.Popen[str]) -> Ran:

@@ -218,7 +218,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def fill_disk(self) -> None:
         """Fill the host's disk."""
-        self.desk.disk.fill()
+        self.desk.box.disk.fill()
         self.full = True
         self.met["fill disk"] += 1
 
@@ -226,7 +226,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def make_room(self) -> None:
         """Free the host's disk."""
-        self.desk.disk.clear()
+        self.desk.box.disk.clear()
         self.full = False
 
     # -- what must hold -----------------------------------------------------------------------------------------------

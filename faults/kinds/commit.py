@@ -209,7 +209,7 @@ def as_it_was_or_whole(path: Path, old: Old) -> None:
 
 
 def sound(store: Store) -> None:
-    """Check that `db check` finds no problem.
+    """Check that the pages, references and seals of a record are intact.
 
     Raises:
         Broken: if it does.

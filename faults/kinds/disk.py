@@ -8,7 +8,6 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -17,8 +16,8 @@ from typing import Any
 from dgxlab.store import Store
 from faults.aftermath import appeared, recovered
 from faults.fault import Broken, Fault
-from faults.host import Box, Ran, box, ended, two_cells
-from faults.spaces import Disk, disk
+from faults.host import HostOnDisk, OnDisk, Ran, box, ended, two_cells
+from faults.spaces import disk
 
 SIZE = 40 << 20
 """Size of the disk in bytes."""
@@ -32,22 +31,6 @@ NAMED = re.compile(r"the disk of box is full|No space left on device|the disk th
 """How a message names a full disk."""
 ERROR = re.compile(r"^error: (.*(?:\n  .*)*)", re.MULTILINE)
 """The error of a command, with its details."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OnDisk(Box):
-    """A box with some of its folders on a small disk."""
-
-    disk: Disk
-
-
-class HostOnDisk(OnDisk):
-    """A box whose agent's folder is on the disk."""
-
-    @property
-    def root(self) -> Path:
-        """The agent's folder, on its disk."""
-        return self.disk.seen(super().root)
 
 
 class ClientOnDisk(OnDisk):

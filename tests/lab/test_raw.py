@@ -48,7 +48,7 @@ def forgotten(lab: ToyLab) -> Job:
 def test_kept_as_the_host_has_them(toy_lab: ToyLab) -> None:
     outcome, events = toy_lab.run()
     there = folder(toy_lab, outcome.job_id)
-    files = listing(raw.archive(toy_lab, outcome.job_id))
+    files = listing(archive(toy_lab, outcome.job_id))
     names = {
         "rc",
         "plan.json",
@@ -97,7 +97,7 @@ def test_a_changed_file_is_named(toy_lab: ToyLab) -> None:
         with pytest.raises(CheckFailed, match=f"^{name} of job {job.job_id} ") as caught:
             raw.archive(toy_lab.lab, job, None, quiet)
         assert caught.value.next == f"ls -lR {toy_lab.root}/jobs/{job.job_id}"
-        assert list(raw.archive(toy_lab, job.job_id).parent.iterdir()) == []
+        assert list(archive(toy_lab, job.job_id).parent.iterdir()) == []
         changed.write_bytes(content)
 
 
@@ -112,8 +112,8 @@ def test_a_missing_file_is_named(toy_lab: ToyLab) -> None:
 
 def test_a_kept_file_that_was_changed_is_found(toy_lab: ToyLab) -> None:
     job, other = measured(toy_lab), measured_again(toy_lab)
-    path = raw.archive(toy_lab, job.job_id)
-    shutil.copyfile(raw.archive(toy_lab, other.job_id), path)
+    path = archive(toy_lab, job.job_id)
+    shutil.copyfile(archive(toy_lab, other.job_id), path)
     with pytest.raises(CheckFailed, match="what was recorded") as caught:
         raw.archive(toy_lab.lab, job, None, quiet)
     assert caught.value.next.startswith(f"rm {path}")
