@@ -24,7 +24,8 @@ from dgxlab.source import PinCache
 from dgxlab.store import Store
 from dgxlab.transport.host import Host
 
-Watch = Callable[[events.Event], None]  # sees every journal event as it is ingested, and the client's own notes
+Watch = Callable[[events.Event], None]
+"""Called with every journal event as it is recorded, and with the client's own notes."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Lab:
 
 @dataclass(frozen=True)
 class Side:
-    """An experiment and its source, before its build is known: one arm of a job, or the only one."""
+    """An experiment and the source to build for it: one arm of a job."""
 
     experiment: Experiment
     source: Source

@@ -38,7 +38,7 @@ def survey(lab: Lab | None, host: Host, kinds: Collection[str], older_than_days:
     Args:
         lab: The record; without one, all jobs are kept.
         kinds: Kinds of items to remove, as in `replies.Item`.
-        older_than_days: Keep items that were used in the last days.
+        older_than_days: Keep items that were used within this many days.
     """
     items = host.inventory()
     running = next((item.name for item in items if item.state == "running"), "")

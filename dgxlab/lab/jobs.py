@@ -1,7 +1,7 @@
 """Start jobs on a host, follow them, and bring unfinished ones to their end.
 
-A job's intent is stored before the host is contacted; after that the client only reads a journal. If a client or
-connection dies, the next command finds the job and continues.
+A job is recorded as intended before the host is contacted; after its start the client only reads its journal. If a
+client or connection dies, the next command finds the job and continues.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def _device(side: Side, probe: Probe) -> Device:
 
 @dataclass(frozen=True)
 class Todo:
-    """The work of a request that is not up to date on a host."""
+    """The cells and gates of a request that are not up to date on a host."""
 
     planned: int = 0  # number of cells in the experiment of a run
     cells: frozenset[tuple[str, str, str]] = frozenset()

@@ -36,13 +36,9 @@ def _bfloats(content: bytes) -> tuple[float, ...]:
     return struct.unpack(f"<{len(content) // 2}f", wide)
 
 
-def _nibbles(packed: bytes) -> list[int]:
-    """Return all low halves of bytes, then all high ones."""
-    return [byte & 15 for byte in packed] + [byte >> 4 for byte in packed]
-
-
 def _table(values: tuple[int, ...], scale: float, packed: bytes) -> list[float]:
-    return [scale * values[code] for code in _nibbles(packed)]
+    codes = [byte & 15 for byte in packed] + [byte >> 4 for byte in packed]  # all low halves, then all high ones
+    return [scale * values[code] for code in codes]
 
 
 def _of_table(values: tuple[int, ...]) -> Callable[[bytes], list[float]]:

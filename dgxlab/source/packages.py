@@ -147,7 +147,7 @@ def find_wheel(name: str, machine: str, glibc: str) -> Wheel:
 
 
 def fetch_wheel(wheel: Wheel, on_progress: Progress, folder: Path | None = None) -> Path:
-    """Fetch a wheel into `folder`, by default the user's cache, unless it is there; SourceError if pip fails."""
+    """Return the path of a wheel in `folder`, by default the user's cache; fetch it if missing, or SourceError."""
     folder = folder or cache_path().with_name("wheels")
     path = folder / f"{wheel.name}-{wheel.version}-{wheel.machine}.whl"
     if sha256(path) == wheel.sha256:

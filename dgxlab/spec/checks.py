@@ -14,7 +14,6 @@ from dgxlab.model import (
     GPU_BACKENDS,
     Check,
     FileModel,
-    Model,
     SyntheticModel,
     environments,
     gpu_backends,
@@ -129,19 +128,16 @@ def _gates(spec: ExperimentSpec) -> Iterator[_Finding]:
             name = getattr(body, key, "")
             if name and name not in spec.models:
                 yield ("gates", place, kind, key), f"no model {shown(name)} under models{nearest(name, spec.models)}"
-            elif name in records and not _has_text(records[name]):
-                yield ("gates", place, kind, key), f"model {name} has no vocabulary: give its recipe vocab: llama-spm"
+            elif name in records:
+                root = root_of(records[name])
+                if isinstance(root, SyntheticModel) and not root.vocab:
+                    why = f"model {name} has no vocabulary: give its recipe vocab: llama-spm"
+                    yield ("gates", place, kind, key), why
         if isinstance(body, Check):
             arm, other = environments(body, spec.env)
             if getattr(body, "against", {}) and arm == other:
                 yield ("gates", place, kind), "against changes nothing: the arm's environment is that already"
             yield from ((("gates", place, kind), text) for text in body.flaws())
-
-
-def _has_text(record: Model) -> bool:
-    """Return whether a model has a tokenizer, as far as the spec knows."""
-    root = root_of(record)
-    return not isinstance(root, SyntheticModel) or bool(root.vocab)
 
 
 def _axes(entry: Benchmark) -> dict[str, Sequence[Any]]:

@@ -82,7 +82,7 @@ def look_up(name: str, paths: Sequence[Path]) -> HostEntry:
 
 
 def find_host(name: str, paths: Sequence[Path]) -> HostEntry:
-    """Return a host by name, if the user consented to it or need not; `paths` begins with the user's own hosts.yaml.
+    """Return a host by name, whose consent is given or not needed; `paths` begins with the user's own hosts.yaml.
 
     Raises:
         SpecError: if no file names it.

@@ -202,8 +202,9 @@ def _write(writer: gguf.GGUFWriter, recipe: SyntheticModel, tokenizer: Mapping[s
         writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(tensor.dtype), tensor.nbytes)
     mute: list[int] = []
     if recipe.plain_text:
+        textless = (gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.BYTE)
         types = tokenizer["tokenizer.ggml.token_type"].contents()
-        mute = [token for token, kind in enumerate(types) if gguf.TokenType(kind) in _without_text()]
+        mute = [token for token, kind in enumerate(types) if kind in textless]
     try:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -258,12 +259,6 @@ def _metadata(writer: gguf.GGUFWriter, recipe: SyntheticModel) -> None:
         if recipe.arch != "qwen3next":  # pairs that turn by time, height and width; all three are the place in a text
             third = rotated // 6
             writer.add_rope_dimension_sections([rotated // 2 - 2 * third, third, third, 0])
-
-
-def _without_text() -> set[int]:
-    import gguf
-
-    return {gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.BYTE}
 
 
 def _chunks(tensor: Tensor, seed: int, mute: Sequence[int]) -> Iterator[Any]:

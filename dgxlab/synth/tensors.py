@@ -67,17 +67,14 @@ def head_dim(recipe: SyntheticModel) -> int:
     return recipe.n_embd // recipe.n_head if recipe.arch == "llama" else recipe.head_dim
 
 
-def _has_attention(recipe: SyntheticModel, layer: int) -> bool:
-    return recipe.arch not in LINEAR or (layer + 1) % recipe.full_attention_interval == 0
-
-
 def tensors(recipe: SyntheticModel) -> tuple[Tensor, ...]:
     """Return a model's tensors in file order. Embeddings and output are not tied, as in llama models of 7B and more."""
     result = [Tensor("token_embd.weight", (recipe.n_vocab, recipe.n_embd), _SIGMA)]
     for i in range(recipe.n_layer):
         norms = ("attn_norm", "post_attention_norm" if recipe.arch in LINEAR else "ffn_norm")
         parts = [Tensor(f"{name}.weight", (recipe.n_embd,), values=(1.0,)) for name in norms]
-        parts[1:1] = _attention(recipe) if _has_attention(recipe, i) else _delta_net(recipe)
+        has_attention = recipe.arch not in LINEAR or (i + 1) % recipe.full_attention_interval == 0
+        parts[1:1] = _attention(recipe) if has_attention else _delta_net(recipe)
         parts += _experts(recipe) if recipe.arch in EXPERTS else _feed_forward("", (), recipe.n_ff, recipe)
         result += [replace(part, name=f"blk.{i}.{part.name}") for part in parts]
         for part in parts if recipe.scales else ():
@@ -111,27 +108,22 @@ def _attention(recipe: SyntheticModel) -> list[Tensor]:
 def _delta_net(recipe: SyntheticModel) -> list[Tensor]:
     heads, width = recipe.ssm_v_heads, recipe.n_embd
     keys, values = recipe.ssm_state * recipe.ssm_k_heads, recipe.ssm_state * heads
+    # the log of each head's decay per token is a geometric series from -decay_min to -decay_max
+    ratio = recipe.decay_max / recipe.decay_min
+    decays = tuple(-recipe.decay_min * ratio ** (head / max(1, heads - 1)) for head in range(heads))
     parts = [
         Tensor("attn_qkv.weight", (2 * keys + values, width), _SIGMA),
         Tensor("attn_gate.weight", (values, width), _SIGMA),
         Tensor("ssm_conv1d.weight", (2 * keys + values, recipe.ssm_conv), 0.5, f32=True),
         # the log of a token's decay is ssm_a softplus(alpha x + dt); here softplus(dt) is 1
         Tensor("ssm_dt.bias", (heads,), values=(math.log(math.e - 1),)),
-        Tensor("ssm_a", (heads,), values=_decays(recipe)),
+        Tensor("ssm_a", (heads,), values=decays),
         Tensor("ssm_norm.weight", (recipe.ssm_state,), values=(1.0,)),
         Tensor("ssm_out.weight", (width, values), _residual(recipe)),
     ]
     if recipe.arch == "qwen3next":
         return [*parts, Tensor("ssm_ba.weight", (2 * heads, width), _SIGMA)]
     return parts + [Tensor(f"{name}.weight", (heads, width), _SIGMA) for name in ("ssm_alpha", "ssm_beta")]
-
-
-def _decays(recipe: SyntheticModel) -> tuple[float, ...]:
-    """Return the log of each value head's decay per token: a geometric series from -decay_min to -decay_max."""
-    ratio = recipe.decay_max / recipe.decay_min
-    return tuple(
-        -recipe.decay_min * ratio ** (head / max(1, recipe.ssm_v_heads - 1)) for head in range(recipe.ssm_v_heads)
-    )
 
 
 def _experts(recipe: SyntheticModel) -> list[Tensor]:

@@ -112,7 +112,7 @@ class Host:
         """Whether any call succeeded: later failures are probably of the network, not a wrong address."""
 
     def probe(self, commits: Sequence[str] = (), models: Sequence[str] = (), synthetic: Sequence[str] = ()) -> Probe:
-        """Return the host's facts, its running jobs, and what it lacks of these, in one round trip.
+        """Return the host's facts, its running jobs, and which of these it has, in one round trip.
 
         Args:
             commits: Commit ids.
@@ -180,7 +180,7 @@ class Host:
         return plan, canonical(reply)
 
     def raw(self, job_id: str, limit: int, write: Callable[[bytes], object]) -> RawSize:
-        """Pass the pieces of a gzipped tar of a job's raw files to `write`, and return their size.
+        """Pass the pieces of a gzipped tar of a job's raw files to `write`, and return the files' size.
 
         Nothing is passed if the files have more than `limit` bytes.
 
@@ -313,7 +313,7 @@ class Host:
 
 
 def read_plan(content: Any) -> Plan:
-    """Decode a plan that was read from JSON; ValueError if it is none, or has other specs than its digests say."""
+    """Decode a plan that was read from JSON; ValueError if it is no plan, or has other specs than its digests say."""
     plan = from_json(Plan, content)
     for spec in plan.specs:
         from_json(Experiment, {**spec, "path": "", "root": ""})

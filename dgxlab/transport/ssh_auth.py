@@ -30,7 +30,7 @@ _TIMED_OUT = "Authentication timeout."
 
 
 def failure(destination: str, sentence: str, kind: type[E] = HostError) -> E:  # type: ignore[assignment]
-    """Return an error of a class whose next command tries whether ssh itself signs in without a prompt."""
+    """Return an error of class `kind`, whose next command shows whether ssh itself signs in without a prompt."""
     return kind(sentence, next=f"ssh -o BatchMode=yes {shlex.quote(destination)} true")
 
 
