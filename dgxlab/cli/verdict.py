@@ -45,14 +45,14 @@ def verdict(
     if holm and screen:
         raise UsageError("--holm is about intervals, which a screen has not", next="dgxlab verdict FILE --screen")
     defaults = {key: value for key, value in (("drift_limit", drift_limit), ("noise", noise)) if value is not None}
-    lines: dict[int, _Line] = {}
+    lines: dict[int, Line] = {}
     results: dict[int, Verdict] = {}
     for number, text in enumerate(_read(file), 1):
         if text.strip():
             try:
                 lines[number] = _line(text, {**defaults, "name": f"line {number}"})
             except (ValueError, RecursionError) as error:
-                lines[number] = _Line([], [], "", f"line {number}")
+                lines[number] = Line([], [], "", f"line {number}")
                 results[number] = stats.invalid(0, f"line {number}: {error}")
     if not lines:
         raise UsageError(f"{file} holds no chain", next="dgxlab verdict --help")
@@ -67,7 +67,7 @@ def verdict(
 
 
 @dataclass(frozen=True)
-class _Line:
+class Line:
     """One line of the input: a chain."""
 
     a: list[Any]
@@ -100,7 +100,7 @@ def _read(file: Path) -> list[str]:
     return data.decode("utf-8-sig", errors="replace").split("\n")  # a line that is not UTF-8 is not JSON either
 
 
-def _line(text: str, defaults: Mapping[str, Any]) -> _Line:
+def _line(text: str, defaults: Mapping[str, Any]) -> Line:
     """Read a line; raises ValueError if it is not JSON or not a chain."""
     from dgxlab.model import from_json
 
@@ -110,13 +110,13 @@ def _line(text: str, defaults: Mapping[str, Any]) -> _Line:
         raise ValueError(f"no JSON: {error}") from None
     if not isinstance(keys, dict):
         raise ValueError('no chain: a chain is {"a": [...], "b": [...], "better": ...}')
-    line = from_json(_Line, {**defaults, **keys})
+    line = from_json(Line, {**defaults, **keys})
     if strange := [cycle for cycle in line.flaws if not cycle.isdecimal() or len(cycle) > 9]:
         raise ValueError(f"there is no cycle {strange[0]!r:.40}")
     return line
 
 
-def _judged(lines: list[_Line], *, holm: bool, screen: bool) -> list[Verdict]:
+def _judged(lines: list[Line], *, holm: bool, screen: bool) -> list[Verdict]:
     from dgxlab import stats
 
     if screen:
@@ -126,7 +126,7 @@ def _judged(lines: list[_Line], *, holm: bool, screen: bool) -> list[Verdict]:
     return [stats.judge(line.chain) for line in lines]
 
 
-def _row(line: _Line, result: Verdict) -> dict[str, Any]:
+def _row(line: Line, result: Verdict) -> dict[str, Any]:
     """Return a verdict as JSON; effects are per cent of the baseline, noise floors shares as in the input."""
     from dgxlab.stats import promoted
 
@@ -145,7 +145,7 @@ def _row(line: _Line, result: Verdict) -> dict[str, Any]:
     return {**own, **in_percent, **decided, **{name: getattr(result, name) for name in names}}
 
 
-def _sentence(line: _Line, result: Verdict) -> str:
+def _sentence(line: Line, result: Verdict) -> str:
     def interval(bounds: tuple[float, float]) -> str:
         return " to ".join(f"{100 * bound:+.2f}" for bound in bounds) + " %"
 

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from dgxlab.errors import SpecError, command
 from dgxlab.model import NAME, Source
 from dgxlab.series.patchfile import MODES, NO_BLOB, Patch, PatchSyntaxError
-from dgxlab.series.series import Line, Series, content_of, parse, read, read_overlay, write_whole
+from dgxlab.series.series import Series, SeriesLine, content_of, parse, read, read_overlay, write_whole
 from dgxlab.series.stack import Stack, changed_files, format_patch
 from dgxlab.source.cache import LLAMA_FILES, PinCache
 from dgxlab.source.git import Git, reason
@@ -85,7 +85,10 @@ def export(root: Path, name: str, cache: PinCache, pin: str, checkout: Path, mes
             write_whole(root / overlay.source, cache.git.read("cat-file", "blob", entry.split()[2]))
     for patch in patches:
         write_whole(folder / patch.name, patch.content)
-    listed = [*(old.get(patch.name, Line(patch.name)) for patch in patches), *(line for line in lines if line.dest)]
+    listed = [
+        *(old.get(patch.name, SeriesLine(patch.name)) for patch in patches),
+        *(line for line in lines if line.dest),
+    ]
     write_whole(folder / "series", "".join(f"{line}\n" for line in listed).encode())
     for file in old.keys() - {patch.name for patch in patches}:
         (folder / file).unlink(missing_ok=True)

@@ -21,7 +21,7 @@ _SIZE_LIMIT = 16 << 20  # bytes of one patch or overlay file
 
 
 @dataclass(frozen=True)
-class Line:
+class SeriesLine:
     """One line of a `series` file, with the comment lines above it; `dest` is "" unless it is an overlay."""
 
     name: str
@@ -121,7 +121,7 @@ def inspect(root: Path, name: str) -> tuple[Series | None, list[str]]:
     return Series(name, tuple(patches), tuple(overlays)), problems
 
 
-def read_overlay(root: Path, line: Line) -> Overlay:
+def read_overlay(root: Path, line: SeriesLine) -> Overlay:
     """Read the file of an overlay line; ValueError if a path is not allowed or there is no such file."""
     try:
         if not all(_PART.fullmatch(part) for path in (line.name, line.dest) for part in path.split("/")):
@@ -133,18 +133,18 @@ def read_overlay(root: Path, line: Line) -> Overlay:
         raise ValueError(f"overlay {line.name} {line.dest}: {error}") from error
 
 
-def parse(text: str) -> list[Line]:
+def parse(text: str) -> list[SeriesLine]:
     """Read the text of a `series` file; `str` of a line writes it again. ValueError names the first wrong line."""
-    lines: list[Line] = []
+    lines: list[SeriesLine] = []
     comments: list[str] = []
     for number, raw in enumerate(text.splitlines(), 1):
         words = raw.split()
         if not words or raw.lstrip().startswith("#"):
             comments.append(raw)
             continue
-        line = Line(words[0], comments=tuple(comments))
+        line = SeriesLine(words[0], comments=tuple(comments))
         if words[0] == "overlay" and len(words) == 3:
-            line = Line(words[1], words[2], tuple(comments))
+            line = SeriesLine(words[1], words[2], tuple(comments))
         elif len(words) != 1:
             raise ValueError(f"line {number}: neither a patch file nor `overlay SRC DEST`: {raw.strip()}")
         if line.name in {other.name for other in lines} or line.dest in {other.dest for other in lines} - {""}:

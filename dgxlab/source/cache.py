@@ -19,7 +19,7 @@ from dgxlab.errors import AGAIN, SpecError
 from dgxlab.model import COMMIT
 from dgxlab.source import packages
 from dgxlab.source.git import Git, reason
-from dgxlab.source.packages import NotTrusted, Progress, SourceError
+from dgxlab.source.packages import ConsentNeeded, Progress, SourceError
 from dgxlab.source.programs import cache_path, disk_trouble, locked, unwritable, writing
 
 PINS = "refs/dgxlab/pins/"
@@ -127,7 +127,7 @@ class PinCache:
                 return
             except SourceError as error:
                 causes.append(f"{without_secrets(source)}: {str(error).replace(source, without_secrets(source))}")
-                mend = f"{AGAIN} with --trust-source" if isinstance(error, NotTrusted) else mend
+                mend = f"{AGAIN} with --trust-source" if isinstance(error, ConsentNeeded) else mend
         number = "its only source" if len(sources) == 1 else f"any of its {len(sources)} sources"
         message = f"pin {pin} cannot be taken from {number}" + (f": {causes[0]}" if len(causes) == 1 else "")
         raise SpecError(message, next=mend, details="\n".join(causes))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dgxlab.errors import SpecError
 from dgxlab.source import programs
-from dgxlab.source.programs import Outcome, disk_trouble
+from dgxlab.source.programs import Completed, disk_trouble
 
 _PLACES = re.compile(
     r"GIT_(DIR|WORK_TREE|INDEX_FILE|OBJECT_DIRECTORY|ALTERNATE_OBJECT_DIRECTORIES|COMMON_DIR|NAMESPACE|PREFIX"
@@ -84,12 +84,12 @@ class Git:
             raise self._failed(args, outcome.err)
         return outcome.out
 
-    def attempt(self, *args: str, input: str | bytes = b"", env: Mapping[str, str] | None = None) -> Outcome:
+    def attempt(self, *args: str, input: str | bytes = b"", env: Mapping[str, str] | None = None) -> Completed:
         """Run a git command that may fail, and return its outcome."""
         given = input.encode(errors="surrogateescape") if isinstance(input, str) else input
         return programs.run(self._argv(args), input=given, env=self.env(env))
 
-    def follow(self, *args: str, on_line: Callable[[str], None]) -> Outcome:
+    def follow(self, *args: str, on_line: Callable[[str], None]) -> Completed:
         """Run a git command that may fail, call `on_line` with each line of its progress, and return its outcome."""
         return programs.follow(self._argv(args), on_line=on_line, env=self.env())
 

@@ -74,7 +74,7 @@ class SourceError(Exception):
     """A pin cannot be taken from a source, or a file from the package index; the message is the cause alone."""
 
 
-class NotTrusted(SourceError):
+class ConsentNeeded(SourceError):
     """A package is fetched only with the user's consent, and there is none."""
 
 
@@ -89,7 +89,7 @@ def download_sdist(spec: str, into: Path, on_progress: Progress, *, trusted: boo
 
     Raises:
         SourceError: if there is no such sdist, no index, no pip.
-        NotTrusted: if the package needs the user's consent.
+        ConsentNeeded: if the package needs the user's consent.
         SpecError: if the disk is full.
     """
     match = _SPEC.fullmatch(spec)
@@ -99,7 +99,7 @@ def download_sdist(spec: str, into: Path, on_progress: Progress, *, trusted: boo
     is_llama = re.sub(r"[-_.]+", "-", name).lower() == "llama-cpp-python"
     digest = _SDISTS.get(version, "") if is_llama else ""
     if not (digest or trusted):
-        raise NotTrusted("dgxlab does not know this package's digest, and does not fetch it without --trust-source")
+        raise ConsentNeeded("dgxlab does not know this package's digest, and does not fetch it without --trust-source")
     return _download(name, version, into, [f"--no-binary={name}"], on_progress, digest)
 
 

@@ -45,7 +45,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EACCES, 
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Completed:
     """The result of a program: exit status (negative for a signal), stdout and stderr.
 
     After `follow`, `out` is empty and `err` has the last lines of both.
@@ -75,17 +75,17 @@ def _start(argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
         raise SpecError(message, next=f"sudo apt-get install {argv[0]}") from error
 
 
-def run(argv: Sequence[str], *, input: bytes = b"", env: Mapping[str, str] | None = None) -> Outcome:
+def run(argv: Sequence[str], *, input: bytes = b"", env: Mapping[str, str] | None = None) -> Completed:
     """Run a program to its end, by default with the variables of `environment()`; SpecError if not installed."""
     pipe = subprocess.PIPE
     with _start(argv, stdin=pipe, stdout=pipe, stderr=pipe, env=env or environment()) as child:
         out, err = child.communicate(input)
-    return Outcome(child.returncode, out, err.decode(errors="replace"))
+    return Completed(child.returncode, out, err.decode(errors="replace"))
 
 
 def follow(
     argv: Sequence[str], *, on_line: Callable[[str], None], env: Mapping[str, str], silence_s: float = 120.0
-) -> Outcome:
+) -> Completed:
     """Run a program without a terminal, so that it cannot ask questions, and report each line that it prints.
 
     Args:
@@ -112,7 +112,7 @@ def follow(
         except BaseException:
             _end(child)
             raise
-    return Outcome(child.wait(), b"", "\n".join(kept))
+    return Completed(child.wait(), b"", "\n".join(kept))
 
 
 def _lines(fd: int, silence_s: float) -> Iterator[tuple[str, bool]]:

@@ -30,7 +30,7 @@ _PRINTED = re.compile(r"^# Host .* found: line (\d+) .*\n(.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Line:
+class KnownHostsLine:
     """A line of a known_hosts file."""
 
     place: str  # FILE:LINE
@@ -49,7 +49,7 @@ class HostKey:
     keytype: str
     blob: bytes
     state: str  # trusted, unknown, changed or revoked
-    line: Line | None = None  # the line that decided the state, None for an unknown key
+    line: KnownHostsLine | None = None  # the line that decided the state, None for an unknown key
     certified: bool = False  # whether an @cert-authority line names the host
 
     @property
@@ -149,11 +149,11 @@ def fingerprint_of(blob: bytes) -> str:
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
-def _lines(path: Path, name: str) -> Iterator[Line]:
+def _lines(path: Path, name: str) -> Iterator[KnownHostsLine]:
     argv = ["ssh-keygen", "-F", name, "-f", str(path)]
     answer = subprocess.run(argv, check=False, capture_output=True).stdout.decode(errors="replace")
     for number, text in _PRINTED.findall(answer):
         words = text.split()
         marker = words.pop(0) if words[0].startswith("@") else ""
         with suppress(binascii.Error, IndexError):  # skip a line without a valid key
-            yield Line(f"{path}:{number}", path, marker, words[1], base64.b64decode(words[2], validate=True))
+            yield KnownHostsLine(f"{path}:{number}", path, marker, words[1], base64.b64decode(words[2], validate=True))
