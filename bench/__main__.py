@@ -49,7 +49,7 @@ FIGURES: Mapping[str, Callable[[bool], Figure]] = {
 
 
 def main() -> int:
-    """Take the figures that are asked for and print them."""
+    """Measure the requested figures and print them."""
     parser = argparse.ArgumentParser(prog="python -m bench", description="Measure how fast dgxlab itself is.")
     parser.add_argument("--only", choices=FIGURES, help="one figure alone")
     parser.add_argument("--quick", action="store_true", help="tiny counts: that it works, not how fast it is")
@@ -70,7 +70,7 @@ def main() -> int:
 
 
 def line(figure: Figure, others: float) -> str:
-    """Return a figure as a row of the table; `others` is how many processors other programs had."""
+    """Return a figure as a row of the table; `others` is the mean number of processors that other programs used."""
     spread = "" if figure.spread is None else f" ± {figure.spread:.2f}"
     value = f"{figure.value:.2f}{spread} {figure.unit}"
     verdict = "reached" if figure.reached else "MISSED"
@@ -85,7 +85,7 @@ def line(figure: Figure, others: float) -> str:
 
 
 def rates(table: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
-    """Yield a figure's table, the columns' names first."""
+    """Yield the lines of a figure's own table, the header first."""
     for columns in list(table.values())[:1]:
         yield f"  {'%':<24}" + "".join(f"{column:>7}" for column in columns)
     for rule, row in table.items():

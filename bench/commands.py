@@ -1,4 +1,4 @@
-"""Figures of whole commands, from the start of the process to its end."""
+"""Figures of whole commands, from the start of a process to its end."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ SOURCE = "int edited(void) {{ return {}; }}\n"
 
 
 def edit(quick: bool) -> Figure:
-    """Time from typing `dgxlab run` after one edit to the start of measuring, less ninja alone after such an edit."""
+    """Time `dgxlab run` after an edit, up to the start of measuring, minus the time of ninja after such an edit."""
     numbers = itertools.count()
     with place() as here:
         kernel = here.overlay("edited", SOURCE.format(next(numbers)))

@@ -1,4 +1,4 @@
-"""Figures of jobs: what agent, follower and network add to the programs that run."""
+"""Figures of jobs: the time that agent, client and network add to the measured programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bench.figure import Figure, figure, ratios, take_turns
 from bench.place import Far, Place, far, place
 from dgxlab import plan, series, spec
 from dgxlab.model import Plan
-from dgxlab.source import PinCache, default_path
+from dgxlab.source import PinCache, cache_path
 from dgxlab.transport.host import Host
 from dgxlab.transport.local import LocalTransport
 from tests import toy
@@ -31,7 +31,7 @@ RUNS = 200
 
 
 def files(work: str) -> Mapping[str, str]:
-    """Return a toy whose llama-bench does some work in C, and prints a row for the size and setting it is asked for."""
+    """Return the files of a toy whose llama-bench first executes `work`, which is C, and then prints its row."""
     main = r"""
 int main(int argc, char ** argv) {
     if (argc == 2) { puts("  -m -p -n -r -ub -o"); return 0; }
@@ -45,7 +45,7 @@ int main(int argc, char ** argv) {
 
 
 def agent(quick: bool) -> Figure:
-    """Time a job of many short runs, from handing it in to its end, against a shell loop over the same command."""
+    """Time a job of many short runs, from its submission to its end, against a shell loop over the same command."""
     runs = 10 if quick else RUNS
     entry = {"model": "m", "n_prompt": 16, "n_ubatch": list(range(1, runs + 1)), "repetitions": 1}
     with place(files("usleep(100000);")) as here:
@@ -59,14 +59,14 @@ def agent(quick: bool) -> Figure:
 
 
 def _plan(pins: Path, path: Path) -> Plan:
-    """Return the plan of the runs alone, on what is built there already."""
+    """Return the plan of an experiment's runs alone, whose build exists already."""
     experiment = spec.load(path)
     source = series.apply(PinCache(pins), experiment.pin, [])
     return plan.make(experiment, source, job_id="", gates=())
 
 
 def _carry_out(host: Host, work: Plan, runs: int) -> float:
-    """Hand a plan in, follow it to its end, and return the seconds that took."""
+    """Submit a plan, follow the job to its end, and return the seconds that this took."""
     job = replace(work, job_id=plan.new_job_id("bench"))
     begin = time.perf_counter()
     host.submit(job)
@@ -86,7 +86,7 @@ def _waited(events: Sequence[Mapping[str, Any]]) -> float:
 
 
 def _loop(here: Place, runs: int) -> list[str]:
-    """Return a shell's loop over the same program, its output kept as the agent keeps it."""
+    """Return a shell loop over the same program, which keeps all output, as the agent does."""
     (program,) = here.root.glob("builds/*/bin/llama-bench")
     model = here.project / "toy.gguf"
     argv = f"{shlex.quote(str(program))} -m {shlex.quote(str(model))} -p 16 -n 0 -ub 1 -r 2 -o jsonl"
@@ -127,7 +127,7 @@ for line in sys.stdin:
 
 
 def memory(quick: bool) -> Figure:
-    """Take the most memory that a client holds while it follows a job that writes a long log."""
+    """Measure the largest memory of a client that follows a job with a long log."""
     size = 10_000_000 if quick else LOG_BYTES
     with far(files(LOG.replace("SIZE", f"{size}L"))) as there:
         path = there.here.spec("talker", [{"llama-bench": {"model": "m", "n_prompt": 16, "repetitions": 1}}])
@@ -139,10 +139,10 @@ def memory(quick: bool) -> Figure:
 
 
 def _peak_mb(there: Far, path: Path) -> float:
-    """Run an experiment to its end and return the most memory that the client held, in MB."""
+    """Run an experiment and return the largest memory of the client, in MB."""
     argv = [sys.executable, "-m", "dgxlab", "run", str(path), "--host", "box", "--again"]
-    with (there.here.folder / "said").open("w") as said:
-        child = subprocess.Popen(argv, env=there.here.env, cwd=there.here.project, stdout=said, stderr=said)
+    with (there.here.folder / "said").open("w") as log:
+        child = subprocess.Popen(argv, env=there.here.env, cwd=there.here.project, stdout=log, stderr=log)
         peak = 0.0
         while child.poll() is None:
             for line in Path(f"/proc/{child.pid}/status").read_text().splitlines():
@@ -155,9 +155,9 @@ def _peak_mb(there: Far, path: Path) -> float:
 
 
 def followed(quick: bool) -> Figure:
-    """Time a program that keeps every processor busy, followed over ssh from this very machine, and left alone.
+    """Time a program that uses every processor while its job is followed over ssh from this machine, and while not.
 
-    The first of a job's runs does not count: in it the reader starts, once a job, which takes 0.05 s of one processor.
+    The first run of a job does not count: in it the follower starts, which takes 0.05 s of one processor.
     """
     rounds = 10_000_000 if quick else 600_000_000
     with far(files(ARITHMETIC.replace("ROUNDS", f"{rounds}L").replace("THREADS", str(os.cpu_count())))) as there:
@@ -175,7 +175,7 @@ def followed(quick: bool) -> Figure:
 
 @contextmanager
 def _reader(there: Far) -> Iterator[Callable[[str], None]]:
-    """Give a way to have a job's journal read to its end by a client that is connected already."""
+    """Yield a function that lets a connected client in another process read a job's journal to its end."""
     argv = [sys.executable, "-c", READ]
     pipe = subprocess.PIPE
     with subprocess.Popen(argv, stdin=pipe, stdout=pipe, env=there.here.env, text=True) as client:
@@ -194,7 +194,7 @@ def _reader(there: Far) -> Iterator[Callable[[str], None]]:
 
 
 def _carried_out(there: Far, work: Plan, read: Callable[[str], None] | None = None) -> float:
-    """Have the runs measured and return how long the programs took, by the agent's clock."""
+    """Run a plan as a job, and return the seconds that its programs took, by the agent's clock."""
     host, job = there.ask(), replace(work, job_id=plan.new_job_id("bench"))
     host.submit(job)
     if read:
@@ -238,7 +238,7 @@ def over_ssh(quick: bool) -> Figure:
 
 
 def over_distance(quick: bool) -> Figure:
-    """Time the same with a network of 50 ms in between, and count how often one side waits for the other."""
+    """Time the same with 50 ms of network latency, and count the round trips."""
     turns = []
     with far() as there, Proxy(there.server.port, delay_s=ADDED_RTT_S / 2) as proxy:
         again = there.here.command("run", there.here.spec("toy"), "--host", "box")
@@ -257,9 +257,9 @@ def over_distance(quick: bool) -> Figure:
 
 
 def stage(quick: bool) -> Figure:
-    """Time the first staging of the pin against `git fetch` of the same commit over the same sshd."""
+    """Time sending the pin to an empty host against `git fetch` of the same commit over the same sshd."""
     with far() as there:
-        cache = PinCache(there.here.pins if quick else default_path())
+        cache = PinCache(there.here.pins if quick else cache_path())
         pin = there.here.pin if quick else PIN
         cache.ensure(pin, [str(there.here.folder / "repository")] if quick else SOURCES, lambda note: None)
         size = sum(len(piece) for piece in cache.pack([pin], []))
@@ -270,7 +270,7 @@ def stage(quick: bool) -> Figure:
 
 
 def _staging(there: Far, cache: PinCache, pin: str) -> Callable[[], float]:
-    """Return a side that sends the pin to a host that has nothing of it; a process of its own, as git's is."""
+    """Return a function that times sending the pin to an empty host, in another process, as git's is."""
     argv = [sys.executable, "-c", SEND, str(cache.path), pin]
     there.ask().probe()  # the agent is there before the first turn
 

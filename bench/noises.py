@@ -1,4 +1,4 @@
-"""How often a verdict is wrong where the noise of runs is not independent, normal and equal in both arms.
+"""How often a verdict is wrong if the noise of runs is not independent, normal and equal in both arms.
 
 The boxes of `simulated` heat, wander and flip. Here only the noise is unusual: arms that are not equally noisy,
 launches that fall into modes, heavy tails, rounding, runs that correlate with the one before.
@@ -36,15 +36,15 @@ class Noise:
     """How the runs of a chain vary, by the natural logarithm of their values.
 
     Attributes:
-        cycles: Of the chain.
+        cycles: Number of cycles.
         baseline: Sigma of a baseline run.
         candidate: Sigma of a candidate run.
-        effect: Of the candidate, a share.
-        mode: Chance that a launch is a tenth slower than others.
+        effect: The candidate's effect, a share.
+        mode: Probability that a launch is a tenth slower.
         follows: Lag-1 autocorrelation.
         heavy: Whether the noise has Student's t distribution with 2 degrees of freedom.
-        decimals: Values are rounded to; None for none.
-        level: Value of a run.
+        decimals: Number of decimals that values are rounded to; None for no rounding.
+        level: Median value of a baseline run.
     """
 
     cycles: int = 8
@@ -58,7 +58,7 @@ class Noise:
     level: float = 100.0
 
     def chain(self, random: Random) -> stats.Chain:
-        """Return a chain, its neighbour in the burn-in included."""
+        """Return a random chain, with the last value of its burn-in."""
         values, last = [], 0.0
         for place in range(2 * self.cycles + 2):
             candidate = place > 0 and place % 2 == 0
@@ -88,7 +88,7 @@ CASES: Mapping[str, Noise] = {
         for s in (0.0005, 0.002, 0.006)
     },
 }
-"""No case has an effect: every claim is false."""
+"""Cases without an effect, in which every claim is false."""
 
 ALTERNATING = {f"{f:g} k{k}": Noise(k, follows=f) for k in (8, 16, 24) for f in (-0.3, -0.5)}
 
@@ -99,11 +99,11 @@ PROMOTIONS: Mapping[str, Mapping[str, Noise]] = {
     }
     for k, sigma in ((8, 0.003), (8, 0.006), (16, 0.02), (40, 0.03))
 }
-"""Chains without an effect, and with the least that a promotion must beat."""
+"""Chains without an effect, and with the smallest effect that a promotion must exceed."""
 
 
 def noises(quick: bool) -> Figure:
-    """Count claims of a difference where there is none."""
+    """Count claims of a difference in cases without one."""
     rates = {name: _rate(tally, CLAIMS) for name, tally in _tallies(quick).items() if name in CASES}
     worst = max(rates, key=rates.__getitem__)
     what = f"claims at no effect in the worst of {len(CASES)} noises, {worst}"
@@ -112,7 +112,7 @@ def noises(quick: bool) -> Figure:
 
 
 def alternating(quick: bool) -> Figure:
-    """Count the same where a slow run follows a fast one, and how often the verdict warns. No box is known to do so."""
+    """Count the same with negative autocorrelation, and how often the verdict warns. No box is known to have it."""
     tallies = _tallies(quick)
     table = {
         name: {"claims": _rate(tallies[name], CLAIMS), "told": _rate(tallies[name], ("told",))} for name in ALTERNATING
@@ -124,7 +124,7 @@ def alternating(quick: bool) -> Figure:
 
 
 def families(quick: bool) -> Figure:
-    """Count sessions of 60 cells in which any cell claims a difference and none has one."""
+    """Count sessions of 60 cells without a difference in which any cell claims one."""
     sessions = 10 if quick else FAMILIES
     cases = {
         f"modes {100 * mode:g} % k{k}": Noise(k, mode=mode)
@@ -140,7 +140,7 @@ def families(quick: bool) -> Figure:
 
 
 def promotions(quick: bool) -> Figure:
-    """Count promotions where the effect is none, and where it is just what must be beaten: 2 %, or 3 noise floors."""
+    """Count promotions without an effect, and with just the effect that must be exceeded: 2 %, or 3 noise floors."""
     tallies = _tallies(quick)
     table = {
         row: {name: _rate(tallies[f"{row}, {name}"], ("promoted",)) for name in cases}
@@ -155,10 +155,9 @@ def promotions(quick: bool) -> Figure:
 def half_widths(quick: bool) -> Figure:
     """Compare the intervals of two ways to spend 23 runs on a noisy box: this program's, and that of protocol 2.
 
-    The noise of either arm is that of a chain of an H100. Protocol 2 is given the shortest burn-in, 2 runs, and 10
-    cycles, of which it discards those whose baselines lie more than 5 % apart; now there are 4 runs and 9 cycles, the
-    first of the same runs. A session without a verdict has no interval. The last column is what 10 cycles would give by
-    the rules of now.
+    The noise of each arm is that of a chain of an H100. Protocol 2 has the shortest burn-in, 2 runs, and 10 cycles; it
+    discards cycles whose baselines differ by more than 5 %. This program has 4 runs and 9 cycles. A session without a
+    verdict has no interval. The last column has 10 cycles by this program's rules.
     """
     lines = [json.loads(line) for line in BOX.read_text().splitlines()]
     sessions = 20 if quick else SESSIONS // 4

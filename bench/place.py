@@ -1,4 +1,4 @@
-"""A place of its own to measure in: a home, a cache and a project around the tests' toy, and a host over ssh."""
+"""Temporary folders to measure in: a home, a cache and a project around the tests' toy, and a host over ssh."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tests import toy
 from tests.sshd import Sshd, make_key, sshd
 
 SEALED = ("DGXLAB_", "GIT_", "XDG_", "SSH_", "GGML_", "CCACHE_")
-"""What the caller's environment may not decide."""
+"""Prefixes of variables that measured programs do not inherit."""
 
 SETTLE_S = 10.0
-"""So long what was left of a place may still be written to."""
+"""How long a killed client's command may still write into a place."""
 
 TOY_BENCH: Sequence[Mapping[str, Any]] = (
     {"backend-ops": {"op": "MUL_MAT", "backend": "CPU", "where": {"type_a": "q4_0", "n": [8, 512]}}},
@@ -46,22 +46,22 @@ class Place:
 
     @property
     def root(self) -> Path:
-        """The folder of the agent."""
+        """The agent's folder."""
         return self.folder / "home" / ".dgxlab"
 
     @property
     def pins(self) -> Path:
-        """The client's cache of pins."""
+        """The pin cache."""
         return self.folder / "cache" / "dgxlab" / "llama.cpp.git"
 
     @property
     def project(self) -> Path:
-        """Where commands are typed."""
+        """The project, in which commands run."""
         return self.folder / "project"
 
     @property
     def env(self) -> dict[str, str]:
-        """The environment of every program that is measured here."""
+        """The environment of measured programs."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(SEALED)}
         return {
             **kept,
@@ -78,7 +78,7 @@ class Place:
     def spec(
         self, name: str, bench: Sequence[Mapping[str, Any]] = TOY_BENCH, series: Sequence[str] = (), **fields: Any
     ) -> Path:
-        """Write an experiment on the toy; JSON is YAML too. `fields` are further ones of the spec."""
+        """Write the spec of an experiment on the toy, and return its path; `fields` are further keys of the spec."""
         gate = {"op": "MUL_MAT", "backend": "CPU", "expect": "4/4", "unsupported": 1}
         spec = {
             "llama_cpp": {"pin": self.pin, "sources": [str(self.folder / "repository")]},
@@ -93,7 +93,7 @@ class Place:
         return path
 
     def overlay(self, name: str, text: str) -> Path:
-        """Make a series of one overlaid source; its file may be written again later."""
+        """Write a series with one overlay, and return the path of the overlay's file, which may be edited."""
         series, kernel = self.project / "patches" / name, self.project / "kernels" / f"{name}.c"
         series.mkdir(exist_ok=True)
         kernel.parent.mkdir(exist_ok=True)
@@ -102,10 +102,10 @@ class Place:
         return kernel
 
     def timed(self, argv: Sequence[str | Path]) -> float:
-        """Run a program to its end, its stdout thrown away, and return its wall time in seconds.
+        """Run a program to its end, without its stdout, and return its wall time in seconds.
 
         Raises:
-            RuntimeError: if it fails, with what it said.
+            RuntimeError: if it fails, with its stderr.
         """
         begin = time.perf_counter()
         ran = subprocess.run(
@@ -122,15 +122,15 @@ class Place:
         return seconds
 
     def command(self, *args: str | Path) -> Callable[[], float]:
-        """Return a side of a figure: dgxlab with these arguments, timed."""
+        """Return a function that runs `dgxlab ARGS` and returns its wall time in seconds."""
         return lambda: self.timed([sys.executable, Path(sys.executable).with_name("dgxlab"), *args])
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder in which a command of a client that was killed may still write for a moment.
+    """Remove a folder into which the command of a killed client may still write for a moment.
 
     Raises:
-        OSError: if it does after SETTLE_S.
+        OSError: if that takes longer than SETTLE_S.
     """
     end = time.monotonic() + SETTLE_S
     while folder.exists():
@@ -144,7 +144,7 @@ def remove(folder: Path) -> None:
 
 @contextmanager
 def place(files: Mapping[str, str] = toy.FILES) -> Iterator[Place]:
-    """Give a place around a toy made of `files`; it is removed afterwards."""
+    """Yield a place around a toy with these files; the place is removed afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="dgxlab-bench-")).resolve()
     try:
         here = Place(folder, toy.make_repository(folder / "repository", files))
@@ -161,11 +161,11 @@ def place(files: Mapping[str, str] = toy.FILES) -> Iterator[Place]:
 
 @dataclass(frozen=True)
 class Far:
-    """A place whose user knows a host `box`: this machine, by way of an sshd.
+    """A place with a host `box`, which is this machine through an sshd.
 
     Attributes:
-        here: The place; home/.ssh in it lets the client in.
-        server: The sshd; its home is the host's.
+        here: The place; its home/.ssh has the client's key.
+        server: The sshd; its home folder is the host's.
     """
 
     here: Place
@@ -182,7 +182,7 @@ class Far:
         return self.server.home / ".dgxlab"
 
     def reach(self, port: int) -> None:
-        """Make `box` a name of a port of this machine."""
+        """Let `box` be the host at a port of this machine."""
         known = self.config.with_name("known_hosts")
         known.write_text(self.server.known_hosts_line(name="box") + "\n")
         self.config.write_text(
@@ -191,13 +191,13 @@ class Far:
         )
 
     def ask(self) -> Host:
-        """Return the host without a network in between, for what is not measured."""
+        """Return the host without ssh, for what is not measured."""
         return Host(LocalTransport(str(self.root)))
 
 
 @contextmanager
 def far(files: Mapping[str, str] = toy.FILES, within: Sequence[str] = ()) -> Iterator[Far]:
-    """Give a place and an sshd, `within` what `tests.sshd.sshd` says."""
+    """Yield a place and an sshd; `within` is as in `tests.sshd.sshd`."""
     with place(files) as here:
         keys = here.folder / "home" / ".ssh"
         keys.mkdir(mode=0o700)

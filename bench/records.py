@@ -1,4 +1,4 @@
-"""Figures of the record: what it takes to write it, its size, and reports from a large one."""
+"""Figures of the record: the time to write it, its size, and reports from a large one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.report.worlds import Session, h200, numbers, session_of_two
 FOLDED = 100_000
 
 PIECE = 1 << 16
-"""Bytes that following a job gives at a time; each is a transaction."""
+"""Bytes of a journal that are ingested in one transaction."""
 
 
 def ingest(quick: bool) -> Figure:
@@ -105,7 +105,7 @@ def adopt(quick: bool) -> Figure:
 
 
 def write_log(folder: Path, cases: int) -> Path:
-    """Write a log as the console prints it: diagnostics between every fourth case and its result."""
+    """Write a console log with diagnostics between every fourth case and its result, and return its path."""
     lines = []
     for n in range(1, cases + 1):
         time_us = 5 + n / 8
@@ -146,7 +146,7 @@ FORMS = ("ops", "single-stream", "concurrency", "gates", "provenance")
 
 
 def report(quick: bool) -> Figure:
-    """Time `dgxlab report` of a session in the middle of a large record, of the newest of an experiment, and alone."""
+    """Time `dgxlab report` with a session of a large record, with an experiment, and without arguments."""
     with place() as here:
         db = here.folder / "results.db"
         sessions = write_record(db, *_size(quick))
@@ -160,7 +160,7 @@ def report(quick: bool) -> Figure:
 
 
 def living(quick: bool) -> Figure:
-    """Time `dgxlab report --update` of a document, its blocks empty and then current."""
+    """Time `dgxlab report --update` of a document whose blocks are empty, and then current."""
     with place() as here:
         db, plan = here.folder / "results.db", here.project / "plan.md"
         write_record(db, *_size(quick))
@@ -185,7 +185,7 @@ def _size(quick: bool) -> tuple[int, int]:
 
 
 def write_record(path: Path, samples: int, sessions: int) -> list[str]:
-    """Make a record of experiments that were measured again and again, each on a build of its own.
+    """Write a record of experiments that were measured many times, each time with another build.
 
     Returns:
         The ids of its sessions, in order.
@@ -215,11 +215,11 @@ def _experiment(number: int) -> Experiment:
 # -- size of the file, indices included --------------------------------------------------------------------------------
 
 SHARE = 10
-"""The part of the reports' record that is made here: sessions and samples grow alike."""
+"""The record for the size is smaller than that of the reports by this factor."""
 
 
 def size(quick: bool) -> Figure:
-    """Measure a record of sessions and one of an imported log; the figure is the larger of both."""
+    """Measure the size of a record of sessions and of one with an imported log; the figure is the larger."""
     share = 200 if quick else SHARE
     with tempfile.TemporaryDirectory(prefix="dgxlab-bench-") as name:
         folder = Path(name)

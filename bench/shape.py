@@ -1,4 +1,4 @@
-"""`python -m bench.shape`: how large the house is, and in how many rooms an idea lives."""
+"""`python -m bench.shape`: the size of the package and its tests, and how many modules name each tool."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ TOOLS = {
     "llama-perplexity": r"perplexity|Perplexity",
     "harness": r"harness|Harness",
 }
-"""How the code names each tool."""
+"""Regex for each tool's names in the code."""
 
 PROSE = re.compile(r"[a-z]+,? [a-z]+,? [a-z]+,? [a-z]+")
-"""Four words in a row: a sentence, not a name."""
+"""Four words in a row: a sentence."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def main() -> None:
-    """Print the counts, one a line."""
+    """Print the counts, one per line."""
     for what, count in shape(PROJECT).items():
         print(f"{what:<44} {count}")
 
 
 def shape(project: Path) -> dict[str, str]:
-    """Return what there is to count, each by what it is."""
+    """Return the counts of a project by their labels."""
     package, tests = (_trees(project / name) for name in ("dgxlab", "tests"))
     sizes = sorted(node.end_lineno - node.lineno + 1 for node in _functions(package) if node.end_lineno)
     once = [node for node in _functions(package) if node.name.startswith("_") and _named_once(node.name, package)]

@@ -1,9 +1,8 @@
-"""How often a verdict is wrong: whole sessions on simulated boxes, run and judged by the functions of the program.
+"""How often a verdict is wrong: sessions on simulated boxes, run and judged by the program's own functions.
 
-What is estimated is the candidate's speed over the baseline's in hot steady state while both take turns, and the
-effects below are planted in exactly that. A candidate that draws more power (S5, S8) slows itself down within its own
-run, by 0.04 %, which is part of what it really does there. Alone for minutes it would slow itself down by 2 %: taking
-turns shares that heat with the baseline, and no session that takes turns can see it.
+The true effect is the candidate's speed over the baseline's in hot steady state while both take turns. A candidate that
+draws more power (S5, S8) slows itself down by 0.04 % within its own run, which is part of the effect. Alone it would
+slow itself down by 2 % within minutes; a session that takes turns cannot see this, because both arms share the heat.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def threshold(box: Box, _random: Random) -> str:
 
 
 def mann_whitney(box: Box, random: Random) -> str:
-    """As many launches of each as a chain has candidates, in random order; Mann and Whitney's exact U test."""
+    """As many launches of each arm as a chain has candidates, in random order; Mann and Whitney's exact U test."""
     order = [False, True] * CYCLES[0]
     random.shuffle(order)
     runs = [(median(box.run(candidate)), candidate) for candidate in order]
@@ -78,10 +77,10 @@ def _arrangements(a: int, b: int, u: int) -> int:
 # -- sessions ----------------------------------------------------------------------------------------------------------
 
 SESSIONS = {0.0: 20_000, 0.02: 20_000, -0.02: 20_000}
-"""For every scenario, by the effect: enough to tell a rate of 1.3 % from one of 1.5 %."""
+"""Number of sessions of each scenario, by effect: enough to tell a rate of 1.3 % from one of 1.5 %."""
 
 RESTLESS = ("S4", "S6", "S8")
-"""Where surroundings wander or states flip."""
+"""Scenarios whose surroundings wander or whose states flip."""
 
 PIECE = 250
 """Sessions that one process simulates at a time."""
@@ -91,10 +90,10 @@ FIXED = "any distance discards"
 SCREEN = "dgxlab --screen"
 
 Tally = Counter[tuple[str, str]]
-"""How often a rule said a word."""
+"""How often a rule gave a verdict, by (rule, verdict)."""
 
 
-def hold(box: Box) -> stats.Chain:
+def run_session(box: Box) -> stats.Chain:
     """Run a session of the shortest chosen length as the agent does: burn-in, then the chain."""
     before = _burn_in(box)
     a, b = [_run(box, False)], list[float]()
@@ -111,8 +110,8 @@ def bracket(box: Box) -> stats.Chain:
     return stats.Chain([before, after], [candidate])
 
 
-def hold_blocks(box: Box, block_s: float) -> stats.Chain:
-    """Run a session of blocks: in each an arm runs for `block_s` seconds, and then once more, which counts."""
+def run_blocks(box: Box, block_s: float) -> stats.Chain:
+    """Run a session of blocks: an arm runs for `block_s` seconds, and then once more for the value."""
 
     def block(candidate: bool) -> float:
         end = box.time + block_s
@@ -144,22 +143,22 @@ def _run(box: Box, candidate: bool) -> float:
 
 
 def simulate(sessions: int, name: str, effect: float, seed: int) -> Tally:
-    """Return the words of every rule on that many sessions, each on a box of its own.
+    """Return the verdicts of every rule on this many sessions, each on another box.
 
-    The screen's noise floor is that of one A/A session of the default length on another box with the same faults.
+    The screen's noise floor comes from one A/A session of the default length on another box of the same scenario.
     """
     scenario = SCENARIOS[name]
     gain = math.log1p(effect) - math.log(hot_ratio(scenario))
     random = Random(f"{name} {effect} {seed}")  # noqa: S311 - not for secrets
     tally: Tally = Counter()
     for _ in range(sessions):
-        chain = hold(Box(scenario, gain, random))
+        chain = run_session(Box(scenario, gain, random))
         verdict = stats.judge(chain)
         tally[OURS, verdict.verdict] += 1
         tally[FIXED, stats.judge(_discarding(chain)).verdict] += 1
         if verdict.ci is not None:
             tally[OURS, "covered"] += verdict.ci[0] <= effect <= verdict.ci[1]
-        same = stats.judge(hold(Box(replace(scenario, power=1.0), 0.0, random)))
+        same = stats.judge(run_session(Box(replace(scenario, power=1.0), 0.0, random)))
         screened = stats.screen(bracket(Box(scenario, gain, random)), stats.noise_floor(same), same.valid_cycles)
         tally[SCREEN, screened.verdict] += 1
         for rule, peer in PEERS.items():
@@ -175,7 +174,7 @@ def _discarding(chain: stats.Chain) -> stats.Chain:
 
 @cache
 def hot_ratio(scenario: Scenario) -> float:
-    """Return a candidate's speed over its neighbours' after hours of turns without noise, if it gains nothing."""
+    """Return the speed of a candidate without gain over the baseline's after hours of turns, without noise."""
     box = Box(scenario, 0.0, None)
     *_, before, candidate, after = [_run(box, turn % 2 == 1) for turn in range(401)]
     return candidate / math.sqrt(before * after)
@@ -183,7 +182,7 @@ def hot_ratio(scenario: Scenario) -> float:
 
 @cache
 def campaign(quick: bool) -> Mapping[tuple[str, float], Tally]:
-    """Return the tallies of every scenario and effect, simulated on all processors; seeds are fixed."""
+    """Return the tallies by scenario and effect, simulated on all processors with fixed seeds."""
     pieces = [
         (PIECE // 10 if quick else PIECE, name, effect, seed)
         for name in SCENARIOS
@@ -198,7 +197,7 @@ def campaign(quick: bool) -> Mapping[tuple[str, float], Tally]:
 
 
 def _rates(quick: bool, effect: float, *words: str) -> dict[str, dict[str, float]]:
-    """Return for each rule and scenario the per cent of sessions in which it says one of the words."""
+    """Return the per cent of sessions with one of these verdicts, by rule and scenario."""
     tallies = {name: campaign(quick)[name, effect] for name in SCENARIOS}
     return {
         rule: {name: 100 * _count(tally, rule, words) / _sessions(tally) for name, tally in tallies.items()}
@@ -218,12 +217,12 @@ def _sessions(tally: Tally) -> int:
 
 
 def false_verdicts(quick: bool) -> Figure:
-    """Count claims of a difference where there is none."""
+    """Count claims of a difference without an effect."""
     return _worst("false_verdicts", "worst scenario's claims at no effect", quick, 0.0, ("faster", "slower"), reach=1.5)
 
 
 def screens(quick: bool) -> Figure:
-    """Count the same for the screen."""
+    """Count claims of a screen without an effect."""
     what = "worst scenario's claims of a screen at no effect"
     claims = _worst("screens", what, quick, 0.0, ("faster", "slower"), reach=2.0, rule=SCREEN)
     power = _rates(quick, 0.02, "faster")
@@ -231,7 +230,7 @@ def screens(quick: bool) -> Figure:
 
 
 def wrong_sign(quick: bool) -> Figure:
-    """Count claims of the wrong direction where the effect is 2 % either way."""
+    """Count claims of the wrong direction with an effect of +2 % or -2 %."""
     up, down = _rates(quick, 0.02, "slower"), _rates(quick, -0.02, "faster")
     table = {rule: {name: (up[rule][name] + down[rule][name]) / 2 for name in SCENARIOS} for rule in up}
     wrong = {("slower", 0.02), ("faster", -0.02)}
@@ -243,19 +242,19 @@ def wrong_sign(quick: bool) -> Figure:
 
 
 def power(quick: bool) -> Figure:
-    """Count how often an effect of 2 % is found."""
+    """Count how often an effect of 2 % is detected."""
     names = [name for name in SCENARIOS if name not in RESTLESS]
     return _worst("power", "worst scenario's +2 % found", quick, 0.02, ("faster",), least=90.0, names=names)
 
 
 def power_restless(quick: bool) -> Figure:
-    """Count the same where the box does not stay as it is."""
+    """Count the same in restless scenarios."""
     what = "the same where surroundings wander or states flip"
     return _worst("power_restless", what, quick, 0.02, ("faster",), least=82.0, names=RESTLESS)
 
 
 def coverage(quick: bool) -> Figure:
-    """Count how often the interval holds the truth, over the sessions that have an interval."""
+    """Count how often the interval contains the true effect, among sessions with an interval."""
     rates, n = {}, {}
     for name in SCENARIOS:
         tally = sum((campaign(quick)[name, effect] for effect in SESSIONS), Counter[tuple[str, str]]())
@@ -267,14 +266,14 @@ def coverage(quick: bool) -> Figure:
 
 
 def blocks(quick: bool) -> Figure:
-    """Measure how much blocks show of the speed that a candidate with 10 % more power loses when it runs alone, hot."""
+    """Measure which part of its true loss of speed blocks show, for a candidate that draws 10 % more power."""
     sessions, scenario = (10 if quick else 500), SCENARIOS["S5"]
     alone = Box(replace(scenario, power=1.0), 0.0, None), Box(scenario, 0.0, None)
     hot = [[_run(box, candidate) for _ in range(100)][-1] for candidate, box in enumerate(alone)]
     truth, random = math.log(hot[1] / hot[0]), Random("blocks")  # noqa: S311 - not for secrets
     seen = {}
     for name, taus in (("shared", 0), ("1 tau", 1), ("3 tau", 3)):
-        judged = (stats.judge(hold_blocks(Box(scenario, 0.0, random), taus * HEAT_TAU_S)) for _ in range(sessions))
+        judged = (stats.judge(run_blocks(Box(scenario, 0.0, random), taus * HEAT_TAU_S)) for _ in range(sessions))
         seen[name] = 100 * fmean(math.log1p(verdict.effect or 0.0) for verdict in judged) / truth
     loss = f"{100 * math.expm1(truth):.1f} %"
     what = f"of the {loss} that a hotter candidate loses alone, seen in blocks of 3 time constants"
@@ -293,7 +292,7 @@ def _worst(
     rule: str = OURS,
     names: Iterable[str] = tuple(SCENARIOS),
 ) -> Figure:
-    """Return the figure of the scenario in which a rule does worst, with what all rules say in all of these."""
+    """Return the figure of the scenario in which a rule is worst, with a table of all rules and scenarios."""
     rates = _rates(quick, effect, *words)
     table = {rule: {name: of[name] for name in names} for rule, of in rates.items()}
     ours = table[rule]

@@ -1,7 +1,7 @@
-"""A box that throttles, as a model: what its heat, its surroundings and its hidden states do to identical programs.
+"""A model of a box that throttles: how heat, surroundings and hidden states change the speed of identical programs.
 
-It shows how often a rule is wrong, which no real box can: there the truth is not known. Its constants are those of one
-report about a box (8.8 TFLOPS cold, 6.6 hot: 25 % less), or plausible where there is no measurement.
+Unlike on a real box, the true effect is known. The constants are from a report about a box (8.8 TFLOPS cold, 6.6 hot:
+25 % less), or plausible where there is no measurement.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from random import Random
 
 LOAD_S = 10.0
-"""A run first loads its model; the CPU does that, and heats the same box as much."""
+"""Seconds in which a run loads its model; the CPU does that, and heats the box as much."""
 
 REPETITIONS = 5
 REPETITION_S = 4.0
 RUN_SIGMA = 0.006
-"""Of a run's value, the median of its repetitions."""
+"""Sigma of a run's value, which is the median of its repetitions."""
 REPETITION_SIGMA = 0.0075
 MEDIAN_OF_FIVE = 0.28683
 """Variance of the median of five standard normal values."""
 LAUNCH_SIGMA = math.sqrt(RUN_SIGMA**2 - MEDIAN_OF_FIVE * REPETITION_SIGMA**2)
-"""What the repetitions leave of it to the launches: 0.45 %."""
+"""Sigma of a launch, the part of RUN_SIGMA that repetitions do not explain: 0.45 %."""
 
 DEPTH = 0.25
 """Share of the throughput that is lost between cold and hot."""
@@ -37,18 +37,18 @@ SETTLE_TAU_S = 60.0
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is wrong with a box.
+    """How a box changes its speed.
 
     Attributes:
-        what: In words.
+        what: A description.
         depth: Share of throughput lost from cold (heat 0) to hot (heat 1).
         knee: Heat below which nothing is lost.
         chassis: Share of the loss that follows the slow chassis instead.
         wander: Stationary sigma of the log throughput's slow random walk with the surroundings, an Ornstein-Uhlenbeck
             process with a correlation time of ten minutes.
-        power: What the candidate draws where the baseline draws 1.
-        flips: Whether the box falls into a state that is a third slower, once in half an hour, for five minutes.
-        settle: Share of throughput that is missing right after idling.
+        power: The candidate's power, if the baseline's is 1.
+        flips: Whether the box gets a third slower for five minutes, about once in half an hour.
+        settle: Share of throughput that is lost right after idling.
     """
 
     what: str
@@ -75,12 +75,12 @@ SCENARIOS = {
 
 
 class Box:
-    """One box from the moment that a session begins, cold.
+    """A box in a session; it begins cold.
 
     Args:
-        scenario: What is wrong with it.
+        scenario: How it changes its speed.
         gain: Log of the candidate's speed over the baseline's in the same state of the box.
-        random: Where its noise comes from; None for a box without any, flips and wander included.
+        random: The source of noise, flips and wander; None for a box without these.
     """
 
     def __init__(self, scenario: Scenario, gain: float, random: Random | None) -> None:

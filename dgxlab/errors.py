@@ -10,14 +10,14 @@ import re
 import shlex
 
 AGAIN = "run the same command again"
-"""A value of `next`: try again, maybe ` with` one more option. `cli` prints the command line instead."""
+"""A value of `next`, perhaps followed by " with OPTION"; `cli` prints the command that the user typed instead."""
 
 UNSEEN = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 """A regex of characters that control a terminal, change the text direction, or are unpaired surrogates."""
 
 
 def one_line(text: str, at_most: int = 0) -> str:
-    r"""Return text as one line of visible characters, cut to `at_most`; 0 for no limit.
+    r"""Return text as one line of visible characters, cut to `at_most` characters; 0 is no limit.
 
     >>> one_line("disk full\nnext: reboot\x1b[2J")
     'disk full next: reboot\\u001b[2J'
@@ -47,7 +47,7 @@ class DgxlabError(Exception):
 
     Args:
         message: One sentence: what happened and its cause.
-        next: The command to type next, or AGAIN, or "" when there is none.
+        next: The command to type next; AGAIN for the same one, "" for none.
         details: Lines to show below the sentence, e.g. the first compiler error.
     """
 
@@ -84,7 +84,7 @@ class PatchError(DgxlabError, exit_code=6):
 
 
 class BuildFailed(DgxlabError, exit_code=7):
-    """Configuring, compiling or stamping a build failed."""
+    """A build failed: cmake, the compiler, or the check of the files that they made."""
 
 
 class ConditionsError(DgxlabError, exit_code=8):
@@ -96,7 +96,7 @@ class SpecError(DgxlabError, exit_code=9):
 
 
 class HostBusy(DgxlabError, exit_code=10):
-    """Another job holds the host."""
+    """Another job or program uses the device."""
 
 
 class CheckFailed(DgxlabError, exit_code=11):
@@ -104,7 +104,7 @@ class CheckFailed(DgxlabError, exit_code=11):
 
 
 class JobLost(DgxlabError, exit_code=12):
-    """A job started and will never report its end."""
+    """A job is no longer running and wrote no valid final status."""
 
 
 class Interrupted(DgxlabError, exit_code=130):

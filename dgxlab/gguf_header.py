@@ -17,11 +17,11 @@ from typing import BinaryIO, Union
 from dgxlab.errors import SpecError, command
 
 Value = Union[int, float, bool, str, tuple[int, int]]
-"""One value of the metadata; an array is only its (type, length)."""
+"""One value of the metadata; of an array only the type number of its items and its length are kept."""
 
-SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """struct's letter of each type of value that has a fixed size."""
-STRING, ARRAY = 8, 9
+_STRING, _ARRAY = 8, 9
 
 TYPES: Mapping[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4),
@@ -64,18 +64,21 @@ TYPES: Mapping[int, tuple[str, int, int]] = {
 BLOCKS: Mapping[str, tuple[int, int]] = {name: (block, size) for name, block, size in TYPES.values()}
 """Weights in a block of each type, and the block's bytes."""
 
-LONGEST = 1 << 28
+_LONGEST = 1 << 28
 """Limit for the bytes of a string and the counts of tensors and keys; a larger value means a damaged file."""
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One tensor of a file: its shape has the row's length first, as ggml has it."""
+    """One tensor of a file."""
 
     name: str
     shape: tuple[int, ...]
+    """As in ggml: the length of a row comes first."""
     type: str
+    """ggml's name, as Q4_K."""
     offset: int
+    """Its first byte, counted from `Header.begin`."""
     nbytes: int
 
     @property
@@ -91,7 +94,7 @@ class Header:
     metadata: Mapping[str, Value]
     tensors: tuple[TensorInfo, ...]
     begin: int
-    """The byte of the file that the tensors' offsets count from."""
+    """The byte of the file at which the tensors' data begins."""
 
     @property
     def architecture(self) -> str:
@@ -100,17 +103,21 @@ class Header:
 
     @property
     def parameters(self) -> int:
-        """Number of weights."""
+        """Number of weights of all tensors."""
         return sum(tensor.size for tensor in self.tensors)
 
     @property
     def bits(self) -> float:
-        """Bits a weight, scales included; 0 without tensors."""
+        """Mean bits per weight, scales included; 0 without tensors."""
         return 8 * sum(tensor.nbytes for tensor in self.tensors) / max(1, self.parameters)
 
     @property
     def per_token(self) -> int:
-        """Bytes of weights that generating a token reads: of experts those used, of an embedding only its row."""
+        """Bytes of weights that are read to generate one token.
+
+        Of experts only the share that is used counts. The token embedding does not count, because one row of it is
+        read, unless it is also the output matrix.
+        """
         used, experts = (self.metadata.get(f"{self.architecture}.expert_{key}") for key in ("used_count", "count"))
         share = used / experts if isinstance(used, int) and isinstance(experts, int) and experts else 1.0
         tied = all(tensor.name != "output.weight" for tensor in self.tensors)
@@ -119,7 +126,7 @@ class Header:
 
     @property
     def type(self) -> str:
-        """The type that most weights have."""
+        """The type of most weights, by ggml's name; "" without tensors."""
         counts: Counter[str] = Counter()
         for tensor in self.tensors:
             counts[tensor.type] += tensor.size
@@ -138,7 +145,7 @@ class _Reader:
 
     def count(self, letter: str = "Q") -> int:
         value = int(self.take(letter))
-        if value > LONGEST:
+        if value > _LONGEST:
             raise ValueError(f"a count of {value}")
         return value
 
@@ -152,19 +159,19 @@ class _Reader:
         return self.read(self.count()).decode(errors="replace")
 
     def value(self, kind: int) -> Value:
-        if kind == STRING:
+        if kind == _STRING:
             return self.text()
-        if kind == ARRAY:
+        if kind == _ARRAY:
             inner, length = self.count("I"), self.count()
-            if inner in SCALARS:
-                self.read(struct.calcsize(f"<{SCALARS[inner]}") * length)
+            if inner in _SCALARS:
+                self.read(struct.calcsize(f"<{_SCALARS[inner]}") * length)
             else:
                 for _ in range(length):
                     self.value(inner)
             return inner, length
-        if kind not in SCALARS:
+        if kind not in _SCALARS:
             raise ValueError(f"a value of type {kind}")
-        return self.take(SCALARS[kind])
+        return self.take(_SCALARS[kind])
 
     def tensor(self) -> TensorInfo:
         name = self.text()
@@ -182,7 +189,7 @@ def read(path: Path) -> Header:
     """Return the header of a GGUF file.
 
     Raises:
-        SpecError: if it is not GGUF, ends early, or has tensors that do not fit into the file or follow on each other.
+        SpecError: if it is not GGUF, ends early, or has tensors that overlap, leave gaps, or end beyond the file.
     """
     try:
         with path.open("rb") as stream:

@@ -13,9 +13,12 @@ MARKER = ".dgxlab-root"
 
 
 def root(spec: Path | None = None) -> Path:
-    """Return the nearest folder with the marker above a spec's absolute path, or else above the current folder.
+    """Return the project's folder: the nearest one above a spec, else above the current folder, that has the marker.
 
-    Without a marker, the nearest one with a `patches` folder, else the current folder.
+    Without any marker, the nearest one that has a `patches` folder; without that, the current folder.
+
+    Args:
+        spec: Absolute path of a spec file.
     """
     here = Path.cwd()
     above = [*(spec.parents if spec else ()), here, *here.parents]
@@ -25,7 +28,7 @@ def root(spec: Path | None = None) -> Path:
 
 
 def specs(project: Path) -> dict[str, list[Path]]:
-    """Return the spec files anywhere below a project's experiments/, by file name without suffix."""
+    """Return all spec files below a project's experiments/, by file name without suffix; several may share a name."""
     files: dict[str, list[Path]] = {}
     for path in sorted((project / "experiments").rglob("*.yaml")):
         files.setdefault(path.stem, []).append(path)
@@ -33,9 +36,9 @@ def specs(project: Path) -> dict[str, list[Path]]:
 
 
 def spec_at(path: Path) -> Path:
-    """Return a spec's file: the path itself, or a file of that name below its experiments/ folder.
+    """Return the path of a spec that may have moved: experiments/x.yaml is now experiments/DEVICE/x.yaml.
 
-    So commands and `extends` still work after the file is moved into a device's folder.
+    A path that exists, or for which not exactly one such file exists, is returned unchanged.
     """
     if path.parent.name != "experiments" or path.exists():
         return path
@@ -44,11 +47,16 @@ def spec_at(path: Path) -> Path:
 
 
 def is_marked(folder: Path) -> bool:
-    """Return whether a folder belongs to a marked project."""
+    """Return whether a folder has the marker itself."""
     return (folder / MARKER).is_file()
 
 
 def user_folder(variable: str, default: str) -> Path:
-    """Return dgxlab's folder in the user's folder that an XDG variable names, if that is absolute, or the default."""
+    """Return a folder for the user's files: $VARIABLE/dgxlab, or ~/DEFAULT/dgxlab if the variable is no absolute path.
+
+    Args:
+        variable: An XDG variable, as XDG_CACHE_HOME.
+        default: The path below the home folder that XDG gives for it, as `.cache`.
+    """
     base = Path(os.environ.get(variable, ""))
     return (base if base.is_absolute() else Path.home() / default) / "dgxlab"

@@ -1,4 +1,4 @@
-"""Replies of the agent to the client, besides the journal; imported early by both, so it imports almost nothing."""
+"""What the agent returns to the client, besides the journal; imported early by both, so it imports almost nothing."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 SHARED = ("builds", "work", "models", "tools", "agents", "leftovers")
-"""Kinds of items shared by jobs; other kinds belong to one job."""
+"""Kinds of items that several jobs may use."""
 
-UNSEALED = {"exit_code", "status", "message", "next", "t", "journal_bytes", "journal_sha256"}
+_UNSEALED = {"exit_code", "status", "message", "next", "t", "journal_bytes", "journal_sha256"}
 """Fields of an older agent's final status, which has no digest of its own."""
 
 
@@ -23,14 +23,14 @@ class Status:
     """absent, staged, running, done or lost."""
     journal_bytes: int = 0
     rc: dict[str, Any] | None = None
-    """Its final status, None before it ends."""
+    """The final status, see `final_status`; None before the job ends."""
     cause: str = ""
     """Why a job with a final status is lost: its files were changed or damaged."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """One thing under the root."""
+    """A file or folder that the agent keeps on the host, below its root."""
 
     kind: str
     """builds, work, models, tools, agents, jobs, leftovers or sources."""
@@ -38,9 +38,9 @@ class Item:
     used: float
     """When it was last used, unix seconds of the host's clock."""
     age_s: float
-    """Time since its last use when it was listed."""
+    """Seconds since its last use, by the host's clock."""
     bytes: int = 0
-    """Its size on the disk."""
+    """Its size on the disk, in bytes."""
     state: str = ""
     """A job's state, "" for anything else."""
     journal_bytes: int = 0
@@ -53,22 +53,25 @@ class Removal:
     removed: tuple[tuple[str, str], ...]
     """Kind and name of each removed item."""
     kept: tuple[tuple[str, str, str], ...]
-    """Kind, name and reason of each requested item that was kept."""
+    """Kind and name of each item that should be removed but was kept, and why."""
     busy: bool
-    """Whether a running job prevented the removal of shared items."""
+    """Whether shared items were kept because a job was running."""
 
 
 def final_status(content: bytes) -> dict[str, Any] | None:
-    """Parse an rc; None if it is damaged or not written by an agent."""
+    """Parse the file `rc` of a job, its final status: exit code, message, next command, digest of the journal.
+
+    Returns None if the file is damaged or was not written by an agent.
+    """
     try:
         rc = json.loads(content)
         seal = rc.pop("sha256", None)
-        whole = seal == sealed(rc) if seal else rc.keys() <= UNSEALED
+        whole = seal == sealed(rc) if seal else rc.keys() <= _UNSEALED
         return rc if whole and isinstance(rc["journal_sha256"], str) else None
     except (ValueError, LookupError, TypeError, AttributeError):
         return None
 
 
 def sealed(rc: dict[str, Any]) -> str:
-    """Return the digest of a final status."""
+    """Return the sha256 that is stored in a final status, over its other fields."""
     return hashlib.sha256(json.dumps(rc, sort_keys=True).encode()).hexdigest()

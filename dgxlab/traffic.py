@@ -14,17 +14,17 @@ from typing import Union
 from dgxlab.errors import UsageError
 from dgxlab.gguf_header import BLOCKS, Header
 
-GAIN = 1.2
-"""Default of the speedup that a rewrite must be able to reach."""
+_GAIN = 1.2
+"""The speedup that a rewrite must be able to reach, unless given."""
 
 
 @dataclass(frozen=True)
 class Input:
-    """A number or type that the gate is computed from.
+    """A number, or the name of a ggml type, that the gate is computed from.
 
     Attributes:
-        observed: Whether it was read or measured; else it is an assumption.
-        origin: Where it comes from.
+        observed: True if it was read or measured, False if it is an assumption.
+        origin: Where it comes from, or why it is assumed.
     """
 
     value: Union[float, str]
@@ -32,19 +32,14 @@ class Input:
     origin: str
 
 
-class Inputs:
-    """The inputs of one kernel, which remembers those that were used."""
+class _Inputs:
+    """The inputs of one kernel; `used` are those read so far. A missing one is assumed to be the default, if given."""
 
     def __init__(self, known: Mapping[str, Input]) -> None:
         self._known = dict(known)
         self.used: dict[str, Input] = {}
 
     def number(self, name: str, default: float | None = None, origin: str = "") -> float:
-        """Return a positive number.
-
-        Raises:
-            UsageError: if it is missing, not a number, or not above 0.
-        """
         if name not in self._known and default is not None:
             self._known[name] = Input(f"{default:g}", False, origin)
         value = self._take(name)
@@ -57,11 +52,7 @@ class Inputs:
         return number
 
     def width(self, name: str, default: str | None = None, origin: str = "") -> float:
-        """Return the bytes of a value of a type, scales counted: 4 of F32, 0.5625 of Q4_0.
-
-        Raises:
-            UsageError: if it is missing, or no type of ggml.
-        """
+        """Return the bytes of a value of the type that an input names, scales counted: 4 of F32, 0.5625 of Q4_0."""
         if name not in self._known and default is not None:
             self._known[name] = Input(default, False, origin)
         value = str(self._take(name)).upper()
@@ -76,21 +67,17 @@ class Inputs:
         self.used[name] = self._known[name]
         return self._known[name].value
 
-    def unused(self) -> list[str]:
-        """Return the names of inputs that this kernel does not have."""
-        return [name for name in self._known if name not in self.used]
-
 
 Parts = dict[str, float]
-"""Bytes by operand."""
+"""Bytes of one call, by operand."""
 
 
-def _product(inputs: Inputs) -> Parts:
+def _product(inputs: _Inputs) -> Parts:
     m, n, k = (inputs.number(name) for name in ("m", "n", "k"))
     return {"weights": m * k * inputs.width("type"), "activations": n * k * 4, "result": n * m * 4}
 
 
-def _grouped_product(inputs: Inputs) -> Parts:
+def _grouped_product(inputs: _Inputs) -> Parts:
     m, k, tokens = (inputs.number(name) for name in ("m", "k", "tokens"))
     experts, used = inputs.number("experts"), inputs.number("used")
     # what uniform routing touches on average; a skewed router touches fewer
@@ -100,7 +87,7 @@ def _grouped_product(inputs: Inputs) -> Parts:
     return {"weights": weights, "activations": tokens * k * 4, "result": tokens * used * m * 4}
 
 
-def _delta_net(inputs: Inputs) -> Parts:
+def _delta_net(inputs: _Inputs) -> Parts:
     sequences, heads, state = (inputs.number(name) for name in ("sequences", "heads", "state"))
     tokens = sequences * inputs.number("tokens", 1, "decoding")
     k_heads = inputs.number("k_heads", heads, "as many as value heads")
@@ -113,7 +100,7 @@ def _delta_net(inputs: Inputs) -> Parts:
     }
 
 
-def _convolution(inputs: Inputs) -> Parts:
+def _convolution(inputs: _Inputs) -> Parts:
     sequences, channels = inputs.number("sequences"), inputs.number("channels")
     taps = inputs.number("taps", 4, "as in Qwen3.5")
     tokens = sequences * inputs.number("tokens", 1, "decoding")
@@ -126,24 +113,24 @@ def _convolution(inputs: Inputs) -> Parts:
     }
 
 
-def _attention(inputs: Inputs) -> Parts:
+def _attention(inputs: _Inputs) -> Parts:
     sequences, depth = inputs.number("sequences"), inputs.number("depth")
     heads, kv_heads, dim = (inputs.number(name) for name in ("heads", "kv_heads", "dim"))
     cache = sequences * depth * kv_heads * dim * inputs.width("type", "F16", "llama.cpp's default")
     return {"keys": cache, "values": cache, "q, result": 2 * sequences * heads * dim * 4}
 
 
-def _rows(inputs: Inputs) -> Parts:
+def _rows(inputs: _Inputs) -> Parts:
     values = inputs.number("rows") * inputs.number("width")
     return {"read": values * inputs.width("type", "F32", "llama.cpp's default"), "written": values * 4}
 
 
-def _copy(inputs: Inputs) -> Parts:
+def _copy(inputs: _Inputs) -> Parts:
     moved = inputs.number("values") * inputs.width("type", "F32", "llama.cpp's default")
     return {"read": moved, "written": moved}
 
 
-KERNELS: Mapping[str, Callable[[Inputs], Parts]] = {
+_KERNELS: Mapping[str, Callable[[_Inputs], Parts]] = {
     "mul_mat": _product,
     "mul_mat_id": _grouped_product,
     "gated_delta_net": _delta_net,
@@ -152,20 +139,20 @@ KERNELS: Mapping[str, Callable[[Inputs], Parts]] = {
     "get_rows": _rows,
     "copy": _copy,
 }
-"""By ggml's name of the operation: every operand read once, the result written once."""
+"""A kernel's minimum traffic by ggml's name of the operation: each operand is read once, the result written once."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The result of the gate.
+    """Whether rewriting a kernel can pay.
 
     Attributes:
-        verdict: "build", "not worth it", or "unknown" where "build" would rest on an assumption.
-        parts: Bytes of a call by what they are; `bytes_min` is their sum.
-        floor_us: Least time at the peak.
-        gb_s: The kernel's current bandwidth; `share` of the peak.
-        cap: The largest possible speedup with the same bytes; `gain` is the wanted one.
-        inputs: The used inputs, including assumptions.
+        verdict: "build", "not worth it", or "unknown": it would be "build", but an input is assumed.
+        bytes_min: Minimum bytes of a call, the sum of `parts`.
+        floor_us: The time for these bytes at the memory's peak bandwidth.
+        gb_s: The bandwidth that these bytes and the measured time give; `share` is gb_s by the peak.
+        cap: The largest possible speedup, measured time by floor; `gain` is the wanted one.
+        inputs: All inputs, defaults included.
     """
 
     kernel: str
@@ -185,25 +172,26 @@ class Decision:
         return [name for name, each in self.inputs.items() if not each.observed]
 
 
-def decide(kernel: str, known: Mapping[str, Input], *, gain: float = GAIN) -> Decision:
-    """Compare a kernel's time with the minimum time for its bytes.
+def decide(kernel: str, known: Mapping[str, Input], *, gain: float = _GAIN) -> Decision:
+    """Compare a kernel's measured time with the time for its minimum bytes at peak bandwidth.
 
     Args:
-        known: The kernel's geometry, `us` of a call, and `peak` in GB/s.
-        gain: The wanted speedup.
+        kernel: ggml's name of the operation, as `mul_mat`.
+        known: `us`, the time of one call; `peak`, the memory's bandwidth in GB/s; and the kernel's sizes and types.
+        gain: The wanted speedup, above 1.
 
     Raises:
-        UsageError: if the kernel or an input is unknown, missing or impossible: a kernel faster than its floor moves
-            fewer bytes than the geometry says, or the peak is too low.
+        UsageError: if the kernel or an input is unknown, missing or no valid value, or if the measured time is below
+            the minimum, so that an input must be wrong.
     """
-    if kernel not in KERNELS:
-        raise UsageError(f"no bytes are known for {kernel!r}: {', '.join(KERNELS)}", next="dgxlab bytes --help")
+    if kernel not in _KERNELS:
+        raise UsageError(f"no bytes are known for {kernel!r}: {', '.join(_KERNELS)}", next="dgxlab bytes --help")
     if not 1 < gain < float("inf"):
         raise UsageError(f"the wanted gain must be above 1, not {gain:g}", next="dgxlab bytes --help")
-    inputs = Inputs(known)
-    parts = KERNELS[kernel](inputs)
+    inputs = _Inputs(known)
+    parts = _KERNELS[kernel](inputs)
     us, peak = inputs.number("us"), inputs.number("peak")
-    if strange := inputs.unused():
+    if strange := [name for name in known if name not in inputs.used]:
         raise UsageError(f"{kernel} has no {strange[0]!r}; it has {', '.join(inputs.used)}", next="dgxlab bytes --help")
     moved = sum(parts.values())
     floor_us = moved / peak / 1e3
@@ -219,7 +207,7 @@ def decide(kernel: str, known: Mapping[str, Input], *, gain: float = GAIN) -> De
 
 
 def of_model(header: Header) -> Iterator[tuple[str, str, float]]:
-    """Yield (kernel, name, value) for the kernels' geometry in a model's file."""
+    """Yield (kernel, name of its input, value) for each input that the header of a model's file gives."""
     prefix = f"{header.architecture}."
     keys = {
         "gated_delta_net": {"heads": "ssm.time_step_rank", "k_heads": "ssm.group_count", "state": "ssm.state_size"},

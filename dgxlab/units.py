@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 MISSING = "\N{EN DASH}"
 """Shown in a table for a missing value."""
 
-RESOLUTION = 0.005
+_RESOLUTION = 0.005
 """A column's last digit is worth at most this share of its smallest value: half the smallest effect worth showing."""
 
-MAX_DIGITS = 5
+_MAX_DIGITS = 5
 """Digits of a column's largest value beyond which decimals are dropped."""
 
 
@@ -30,11 +30,11 @@ class Metric:
     label: str = ""
     """Its name in tables, without the unit."""
     scaled: Mapping[str, float] = field(default_factory=dict)
-    """Its `scales`, {} for its own unit alone."""
+    """Its `scales`; {} if tables show the stored unit."""
 
     @property
     def scales(self) -> Mapping[str, float]:
-        """Units that it is shown in, smallest first, and how many of its own make one."""
+        """The units that tables may show, smallest first: how many of the stored unit make one of each."""
         return self.scaled or {self.unit: 1.0}
 
 
@@ -60,7 +60,7 @@ METRICS = {
 """Every metric that is stored, by name."""
 
 COMPUTED = {metric.name: metric for metric in (Metric("rate", "GB/s", "higher"),)}
-"""Those that reports compute: bytes a second, by 10^9."""
+"""Metrics that reports compute and the record does not hold."""
 
 
 def metric(name: str) -> Metric:
@@ -81,28 +81,28 @@ class Style:
     decimals: int
 
     def value(self, value: float | None) -> str:
-        """Format a value in the stored unit; a missing one is a dash, never 0."""
+        """Format a value that is given in the stored unit; a missing one is a dash, never 0."""
         return MISSING if value is None else f"{value / self.factor:.{self.decimals}f}"
 
     def spread(self, value: float) -> str:
-        """Format a spread in the stored unit; a spread above 0 never rounds to 0."""
+        """Format a spread that is given in the stored unit; a spread above 0 never rounds to 0."""
         shown, decimals = value / self.factor, self.decimals
         if 0 < shown < 0.5 * 10**-decimals:
             decimals = min(12, -math.floor(math.log10(shown)))
         return "0" if shown == 0 else f"{shown:.{decimals}f}"
 
     def quantity(self, value: float | None, spread: float | None = None) -> str:
-        """Format `718.2 ± 1.5`; without a spread the value alone."""
+        """Format a value and its spread, `718.2 ± 1.5`; without a spread, the value alone."""
         if value is None or spread is None:
             return self.value(value)
         return f"{self.value(value)} ± {self.spread(spread)}"
 
 
 def style(metric: Metric, values: Iterable[float | None]) -> Style:
-    """Choose unit and decimals for a column of a metric's values, missing ones left out.
+    """Choose the unit and the number of decimals of a table column from its values, in the stored unit.
 
-    The smallest value keeps three or four significant digits (see RESOLUTION), fewer where the largest would then have
-    more than MAX_DIGITS, but never fewer than two.
+    The smallest value gets three or four significant digits; fewer if the largest would then have more than five, but
+    never fewer than two. Missing values do not count.
     """
     sizes = [abs(value) for value in values if value is not None and math.isfinite(value) and value != 0]
     scales = list(metric.scales.items())
@@ -110,8 +110,8 @@ def style(metric: Metric, values: Iterable[float | None]) -> Style:
         return Style(*scales[-1], 0)
     unit, factor = next((scale for scale in reversed(scales) if max(sizes) >= scale[1]), scales[0])
     smallest, largest = min(sizes) / factor, max(sizes) / factor
-    wanted = max(0, -math.floor(math.log10(RESOLUTION * smallest)))
-    room = max(0, MAX_DIGITS - 1 - math.floor(math.log10(largest)))
+    wanted = max(0, -math.floor(math.log10(_RESOLUTION * smallest)))
+    room = max(0, _MAX_DIGITS - 1 - math.floor(math.log10(largest)))
     least = max(0, 1 - math.floor(math.log10(smallest)))
     return Style(unit, factor, max(least, min(wanted, room)))
 
@@ -128,7 +128,12 @@ _CONDITIONS = {
 
 
 def conditions(ranges: Mapping[str, Sequence[float]]) -> str:
-    """Say in which state runs found the device: `SM 1965 to 1980 MHz, 55 to 61 °C`, the processor's without a GPU."""
+    """Format the state of the device in some runs, as `SM 1965 to 1980 MHz, 55 to 61 °C`.
+
+    Args:
+        ranges: Values to show (lowest and highest, or a median) by nvidia-smi's field, or `cpu_mhz`, `cpu_temp_c`. The
+            processor's are shown only where there are none of a GPU.
+    """
     texts = {name: " to ".join(dict.fromkeys(f"{end:.0f}" for end in ends)) for name, ends in ranges.items()}
     of_gpu = [name for name in _CONDITIONS if name in ranges and "." in name]
     names = of_gpu or [name for name in _CONDITIONS if name in ranges]
@@ -136,7 +141,7 @@ def conditions(ranges: Mapping[str, Sequence[float]]) -> str:
 
 
 def share(text: str) -> float:
-    """Read a share, `2%` or `0.02`; raises ValueError if it is none between 0 and 1."""
+    """Read a share, `2%` or `0.02`; ValueError unless it is a number between 0 and 1."""
     number = text.strip().removesuffix("%")
     value = float(number) / (100 if number != text.strip() else 1)
     if not 0 < value < 1:

@@ -1,1 +1,1 @@
-"""The fault campaign: what a bad network, a crash, a full disk or a hostile file must never do, tried many times."""
+"""The fault campaign: inject faults (network, crash, disk, hostile files) many times, and check what must hold."""

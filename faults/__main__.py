@@ -1,4 +1,4 @@
-"""`python -m faults`: a table on stdout, progress and failures on stderr; exits with 1 where anything did not hold."""
+"""`python -m faults`: a table on stdout, progress and failures on stderr; exits with 1 if a trial failed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from faults.fault import Fault
 from faults.kinds import FAULTS
 
 SHOWN = 5
-"""The list shows what a kind's faults met most often."""
+"""How many of the states that a kind of fault met the list shows, the most frequent first."""
 
 
 def main() -> int:
-    """Run the campaign that is asked for and print its table."""
+    """Run the requested campaign and print its table; return the exit status."""
     args = _arguments()
     chosen = [FAULTS[name] for name in args.only or FAULTS]
     for fault in chosen:
@@ -52,10 +52,10 @@ def main() -> int:
 
 
 def fill(path: Path, text: str) -> None:
-    """Replace what a document has between its two markers.
+    """Replace the text between a document's two markers.
 
     Raises:
-        ValueError: if it lacks one.
+        ValueError: if a marker is missing.
     """
     before, begin, rest = path.read_text().partition("<!-- faults -->\n")
     _, end, after = rest.partition("<!-- /faults -->\n")
@@ -65,7 +65,7 @@ def fill(path: Path, text: str) -> None:
 
 
 def table(faults: list[Fault[Any]], tallies: dict[str, Tally]) -> str:
-    """Return the campaign as markdown: a table of counts, and a list of what the faults were and met."""
+    """Return the results of a campaign as markdown: a table of counts, and a list that explains each kind of fault."""
     rows = ["| kind | trials | failures | at most (95 %) |", "| --- | ---: | ---: | ---: |"]
     notes = []
     for fault in faults:

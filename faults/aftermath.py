@@ -1,4 +1,4 @@
-"""What a job leaves that was ended by force, and what the next `run` makes of it."""
+"""Checks after a job was ended by force, and after the next `run`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from faults.host import VALID_CELLS, Box, Ran
 from faults.ledger import compare, intact
 
 FREE_S = 10.0
-"""How long a lock may stay held, and a process may live, after their agent is gone."""
+"""Longest time in which locks must be free and processes gone after an agent's end."""
 START_S = 60.0
-"""How long a job may take to appear on its host."""
+"""Longest time until a job must have started on its host."""
 
 
 def appeared(box: Box, experiment: str) -> Job:
@@ -39,23 +39,23 @@ def appeared(box: Box, experiment: str) -> Job:
 
 
 def last_noted(job: Job) -> str:
-    """Return the kind of event that a job's journal ends with, "" where it has none."""
+    """Return the kind of the last event in a job's journal, "" without events."""
     return next(reversed(_noted_kinds(job)), "")
 
 
 def _noted_kinds(job: Job) -> list[str]:
-    """Return the kind of every event in a job's journal, whatever else it tells."""
+    """Return the kind of every event in a job's journal, without decoding the rest."""
     lines = job.journal.read_bytes().splitlines(keepends=True) if job.journal.exists() else []
     return [str(json.loads(line)["event"]) for line in lines if line.endswith(b"\n")]
 
 
 def sid(job: Job) -> int:
-    """Return the session of a job's processes, as its agent knows it."""
+    """Return the session id of a job's processes, which its agent wrote down."""
     return int(json.loads((job.folder / "started").read_text())["sid"])
 
 
 def members(session: int) -> list[int]:
-    """Return the processes of a session, the agent that leads it first; not what has ended and is not collected."""
+    """Return the process ids of a session, without zombies; its leader, the agent, comes first."""
     return sorted(_members(session), key=lambda pid: (pid != session, pid))
 
 
@@ -70,10 +70,10 @@ def _members(session: int) -> Iterator[int]:
 
 
 def freed(box: Box, job: Job, session: int) -> None:
-    """See that nothing of a job whose agent is gone lives on, and that its locks are free.
+    """Check that a job whose agent is gone has no process left, and that its locks are free.
 
     Raises:
-        Broken: if something does, or one is not.
+        Broken: if a process lives, or a lock is held, after FREE_S.
     """
 
     def held() -> str:
@@ -86,7 +86,7 @@ def freed(box: Box, job: Job, session: int) -> None:
 
 
 def unlocked(box: Box) -> None:
-    """Wait until all locks on a host whose processes were killed are free: each ends a moment before its files do.
+    """Wait until all locks on a host are free: a killed process releases them a moment after its end.
 
     Raises:
         Broken: if one stays held.
@@ -112,23 +112,23 @@ def _locked(*paths: Path) -> str:
 
 
 def recovered(box: Box, experiment: str, ran: Ran, cells: int) -> None:
-    """See that a last `run` mended all: every cell has one value, and what had been measured was not measured again.
+    """Check that a last `run` succeeded, and that every cell then has one value: nothing was measured twice.
 
     Raises:
-        Broken: if it did not, or anything is lost, or wrong.
+        Broken: if not, or if anything is lost or wrong.
     """
     ran.good("the run after it")
     measured(box, experiment, cells)
 
 
 def measured(box: Box, experiment: str, cells: int, at_most: int = 1) -> None:
-    """See that every cell has a value, and that the store has what was executed.
+    """Check that every cell of an experiment has a value, and that the record has what was executed.
 
     Args:
-        at_most: How many jobs may have measured it.
+        at_most: Most jobs that may have measured a cell.
 
     Raises:
-        Broken: if one has none, or too many, or anything is lost, or wrong.
+        Broken: if a cell has no value or too many, or anything is lost or wrong.
     """
     with box.store() as store:
         sound(box, store, experiment)
@@ -138,7 +138,7 @@ def measured(box: Box, experiment: str, cells: int, at_most: int = 1) -> None:
 
 
 def sound(box: Box, store: Store, experiment: str) -> None:
-    """See that the store has all that the agents noted, and that this is what was executed.
+    """Check that the record has all events of the journals, and what was executed.
 
     Raises:
         Broken: if not.

@@ -1,4 +1,4 @@
-"""Trials of faults over worker processes: who runs which, what came of them, and how to see a failure again."""
+"""Runs trials of faults in worker processes, and collects their results."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from typing import Any
 from faults.fault import Broken, Fault, seeded
 
 SHARDS = 4
-"""Pieces that a kind's trials are dealt into; each has a place of its own."""
+"""Number of pieces that the trials of a kind are divided into; each piece makes its own place."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A trial after which something did not hold; without a number, the place of many broke down."""
+    """A failed trial; `number` is None if the place of many trials failed."""
 
     fault: str
     number: int | None
@@ -31,11 +31,11 @@ class Failure:
 
 @dataclass
 class Tally:
-    """What came of a kind's trials.
+    """The results of a kind's trials.
 
     Attributes:
-        met: How often the fault met what.
-        seconds: Of all workers together.
+        met: How often a trial returned each word; see `Fault.trial`.
+        seconds: Time of all workers together.
     """
 
     trials: int = 0
@@ -44,7 +44,7 @@ class Tally:
     seconds: float = 0.0
 
     def add(self, other: Tally) -> None:
-        """Take over another worker's."""
+        """Add the results of another worker."""
         self.trials += other.trials
         self.met += other.met
         self.failures += other.failures
@@ -52,7 +52,7 @@ class Tally:
 
     @property
     def bound(self) -> float:
-        """The 95 % upper bound of the share of trials that fail, where none did (the rule of three)."""
+        """The 95 % upper bound of the probability that a trial fails, if none of these did (the rule of three)."""
         return min(1.0, 3 / self.trials)
 
 
@@ -70,7 +70,7 @@ def _within(seconds: float) -> Iterator[None]:
 
 
 def trials(fault: Fault[Any], seed: int, numbers: Iterable[int]) -> Tally:
-    """Run trials of one kind in one place, in this process."""
+    """Run trials of one kind, by their numbers, in one place and in this process."""
     tally, begin = Tally(), time.monotonic()
     with fault.place() as place:
         for number in numbers:
@@ -87,7 +87,7 @@ def trials(fault: Fault[Any], seed: int, numbers: Iterable[int]) -> Tally:
 
 
 def _result(piece: Future[Tally], name: str) -> Tally:
-    """Return what came of a piece; where its place broke down, that is a failure and the rest goes on."""
+    """Return the results of a piece; if its place failed, that is a failure, and the campaign goes on."""
     try:
         return piece.result()
     except Exception:
@@ -101,17 +101,17 @@ def campaign(
     workers: int,
     done: Callable[[Fault[Any], Tally], None],
 ) -> dict[str, Tally]:
-    """Run all trials of all kinds, a few at a time.
+    """Run all trials of all kinds in worker processes.
 
     Args:
         faults: The kinds.
-        seed: Decides every trial, together with its kind and number.
-        times: How many trials of a kind.
-        workers: Processes at once.
-        done: Told what came of a piece of a kind's trials, as soon as it is known.
+        seed: Makes each trial reproducible, with its kind and number.
+        times: Returns the number of trials of a kind.
+        workers: Number of processes.
+        done: Called with the results of each piece of a kind's trials.
 
     Returns:
-        What came of each kind, by name.
+        The results by the kinds' names.
     """
     tallies = {fault.name: Tally() for fault in faults}
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:

@@ -1,4 +1,4 @@
-"""A clock that can be set: what time a program is told it is, without touching the machine's own."""
+"""A clock for some programs that can be set, without a change of the machine's own clock."""
 
 from __future__ import annotations
 
@@ -43,51 +43,51 @@ time_t time(time_t * out) {
     return out ? *out = t.tv_sec : t.tv_sec;
 }
 """
-"""Loaded between a program and its C library: adds the seconds in a file to the time of day, and to no other clock."""
+"""A library for LD_PRELOAD: adds the seconds in a file to the time of day, and to no other clock."""
 
 PYTHON = """#!/bin/bash
 export LD_PRELOAD={shim} CLOCK_SHIFT={shift}
 exec -a "$0" {python} "$@"
 """
-"""A Python that takes this script for itself, so that those that it starts of its own kind have its clock too."""
+"""A script that starts Python with the clock; sys.executable is the script, so that child Pythons have it too."""
 
 
 @dataclass(frozen=True)
 class Clock:
-    """The clock of some programs.
+    """The clock of the programs that are started with its `python` or `env`.
 
     Attributes:
-        folder: With the shim, the interpreter and how far off it is.
+        folder: Has the library, the interpreter, and the seconds that the clock is off.
     """
 
     folder: Path
 
     @classmethod
     def make(cls, folder: Path) -> Clock:
-        """Build it; it is right as yet."""
-        made = cls(folder)
+        """Build the library in a new folder, and return a clock that is right."""
+        clock = cls(folder)
         (folder / "bin").mkdir(parents=True)
         (folder / "shim.c").write_text(SHIM)
-        subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", made._shim, folder / "shim.c", "-ldl"], check=True)
+        subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", clock._shim, folder / "shim.c", "-ldl"], check=True)
         own = Path(sysconfig.get_config_var("BINDIR"))
         (folder / "pyvenv.cfg").write_text(f"home = {own}\n")
         python = Path(sys.executable).resolve()
-        made.python.write_text(PYTHON.format(shim=made._shim, shift=made._shift, python=python))
-        made.python.chmod(0o755)
-        return made
+        clock.python.write_text(PYTHON.format(shim=clock._shim, shift=clock._shift, python=python))
+        clock.python.chmod(0o755)
+        return clock
 
     @property
     def python(self) -> Path:
-        """An interpreter with this clock, for what needs the standard library alone."""
+        """A Python with this clock and the standard library alone."""
         return self.folder / "bin" / "python"
 
     @property
     def env(self) -> dict[str, str]:
-        """What makes any program have it."""
+        """Environment variables that give a program this clock."""
         return {"LD_PRELOAD": str(self._shim), "CLOCK_SHIFT": str(self._shift)}
 
     def set(self, seconds: int) -> None:
-        """Let it be that many seconds off, from this moment on."""
+        """Set the clock this many seconds ahead of the machine's."""
         part = self._shift.with_suffix(".part")
         part.write_text(str(seconds))
         part.rename(self._shift)

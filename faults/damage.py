@@ -1,4 +1,4 @@
-"""Damage to what a tool printed, and what a damaged text can still give: worked out without the parsers and readers."""
+"""Damages the output of tools, and finds the values that a damaged text may give without the parsers under test."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOISE = (
     *("\x1b[1;31m", "nan", "-nan", "NaN", "inf", "-", "-1", "0", "'", '"', "{", "}", "');", "\r", "\x00", "\ufffd"),
     *("e9", "1e999", "0x10", "1,5", "\u0661\u0662", "null", "true", "[]", " ", "9" * 400),
 )
-"""What may replace a number, or anything."""
+"""Texts that replace numbers or are inserted anywhere."""
 
 NOISE_LINES = (
     "ggml_backend_cuda_graph_compute: CUDA graph warmup complete",
@@ -41,7 +41,7 @@ NOISE_LINES = (
 
 
 def damage_lines(lines: list[str], random: Random) -> list[str]:
-    """Delete, double, swap, cut, or splice lines, or put one in."""
+    """Return lines with one random change: a line deleted, doubled, swapped, cut, spliced or inserted."""
     at, other = random.randrange(len(lines)), random.randrange(len(lines))
     cut = random.randrange(len(lines[at]) + 1)
     return random.choice(
@@ -61,10 +61,10 @@ def damage_lines(lines: list[str], random: Random) -> list[str]:
 
 
 def damage_text(text: str, random: Random) -> str:
-    """Put noise anywhere, in a number's place or inside it, cut some characters out, or lose a key with its value."""
+    """Return a text with one random change: noise anywhere or in a number, characters cut out, or a key removed."""
     at = random.randrange(len(text) + 1)
     noise = random.choice(NOISE)
-    places = [found.span() for found in (KEY if random.random() < 0.15 else NUMBER).finditer(text)]
+    places = [match.span() for match in (KEY if random.random() < 0.15 else NUMBER).finditer(text)]
     if places and random.random() < 0.6:
         start, end = random.choice(places)
         if text[start] == '"':
@@ -75,7 +75,7 @@ def damage_text(text: str, random: Random) -> str:
 
 
 def damaged(text: str, random: Random) -> str:
-    """Damage a log one to four times."""
+    """Return a log with one to four random changes."""
     for _ in range(random.randrange(1, 5)):
         whole = random.random() < 0.4
         text = "\n".join(damage_lines(text.split("\n"), random)) if whole else damage_text(text, random)
@@ -86,17 +86,17 @@ def damaged(text: str, random: Random) -> str:
 
 
 def numbers_of(parsed: Parsed) -> list[float]:
-    """Return every value that was read, thrown away or not."""
+    """Return every value that a parser read, discarded ones too."""
     return [v for r in parsed.results for m in r.measurements for v in (*m.samples, *m.discarded)]
 
 
 def traceable(parse: Parse, text: str) -> set[float]:
-    """Return what a text can give: its quoted numbers, or the speeds of its whole rows."""
+    """Return all values that a correct parser may read from a text."""
     return {value for _, values in rows_of(parse, text) for value in values}
 
 
 def misread(parse: Parse, text: str, cells: Sequence[Cell]) -> str:
-    """Return what is wrong with what a parser reads of a text, "" where each cell has the values of its own row."""
+    """Return how a parser misread a text; "" if each cell has the values of its own row, or a problem is reported."""
     parsed = parse(text, cells)
     wanted, seen = {cell.key: cell for cell in cells}, [result.cell for result in parsed.results]
     if len(set(seen)) != len(seen) or not set(seen) <= set(wanted):
@@ -114,7 +114,7 @@ def misread(parse: Parse, text: str, cells: Sequence[Cell]) -> str:
 
 
 def rows_of(parse: Parse, text: str) -> list[tuple[Mapping[str, Any], set[float]]]:
-    """Return the parameters and the possible values of all that looks like a row."""
+    """Return the parameters and the possible values of everything in a text that looks like a row."""
     if parse is backend_ops.parse:
         statements = [piece.partition("\n")[0] for piece in text.split(STATEMENT)]
         return [(_names(statement), _quoted(statement)) for statement in statements]
@@ -135,8 +135,8 @@ def _is_of(cell: Cell, params: Mapping[str, Any]) -> bool:
 
 def _names(piece: str) -> dict[str, str]:
     """Return the parameters that a case's own column names, where it has one such column."""
-    found = re.findall(r"'((?:\w+=(?:\[[^\]]*\]|[^,']*),?)+)'", piece)
-    return dict(re.findall(r"(\w+)=(\[[^\]]*\]|[^,']*)", found[0])) if len(found) == 1 else {}
+    columns = re.findall(r"'((?:\w+=(?:\[[^\]]*\]|[^,']*),?)+)'", piece)
+    return dict(re.findall(r"(\w+)=(\[[^\]]*\]|[^,']*)", columns[0])) if len(columns) == 1 else {}
 
 
 def _quoted(piece: str) -> set[float]:
@@ -156,18 +156,18 @@ def _speeds(row: dict[str, Any]) -> set[float]:
 
 
 def numbers_in(text: str) -> set[float]:
-    """Return every number that stands by itself in a text: no part of a word or of another number."""
+    """Return the numbers in a text that are no part of a word or of another number."""
     return {float(word) for word in TOKEN.findall(text) if WHOLE_NUMBER.fullmatch(word)}
 
 
 def chunks_of(text: str) -> list[str]:
-    """Return every piece of a text that may be a row: a line, or what follows a brace on a line of its own."""
+    """Return every piece of a text that may be a row: a line, or the lines after one that has only a brace."""
     shown = plain(text)
     return [*shown.split("\n"), *re.split(r"^\s*\{\s*$", shown, flags=re.MULTILINE)]
 
 
-def stands(values: Iterable[float], chunk: str) -> bool:
-    """Tell whether all of a row's values are in a piece of text, with a scale of the console or without."""
+def contains(values: Iterable[float], chunk: str) -> bool:
+    """Return whether a piece of text has all of a row's values, as they are or in k, M, G or T."""
     there = numbers_in(chunk)
     scaled = there | {number * scale for number in there for scale in (1e3, 1e6, 1e9, 1e12)}
     return all(any(abs(value - number) <= 1e-9 * abs(value) for number in scaled) for value in values)

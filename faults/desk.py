@@ -1,4 +1,4 @@
-"""A client at its desk and a host that can be hurt in every way, for whoever decides what comes next."""
+"""A client and a host on which every fault can be injected, for tests that choose the order of events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from uuid import UUID
 from dgxlab import __version__, plan
 from dgxlab.agent.job import Job
 from dgxlab.lab import Lab
-from dgxlab.lab.session import resolve
+from dgxlab.lab.session import source_of
 from dgxlab.model import Experiment, Plan, Source, canonical
 from dgxlab.source import PinCache
 from dgxlab.spec import load
@@ -28,42 +28,28 @@ from dgxlab.transport.host import Host
 from dgxlab.transport.ssh import SshTransport
 from faults.aftermath import FREE_S, members, sid, unlocked
 from faults.fault import Broken, wait_while
-from faults.host import Box, box
-from faults.spaces import Disk, disk
+from faults.host import HostOnDisk, box
+from faults.spaces import disk
 from tests.sshd import end_sessions
 
 SIZE = 40 << 20
-"""Of the host's disk: more than twice what one has that is nearly full."""
+"""Size of the host's disk in bytes."""
 
 BENCH = tuple({"llama-bench": {"model": "m", "n_prompt": n}} for n in (16, 32))
 RUNS = len(BENCH)
 
 
-@dataclass(frozen=True)
-class OnDisk(Box):
-    """A box whose agent's folder is seen through another process: it is on a disk that this one does not see."""
-
-    seen: Path | None = None
-
-    @property
-    def root(self) -> Path:
-        """The agent's folder on the host."""
-        return self.seen or super().root
-
-
 @dataclass
 class Desk:
-    """One client, with the library on a connection through the proxy, and its host.
+    """One client, in this process, and its host behind a proxy.
 
     Attributes:
         box: The host, and the project for commands.
-        disk: Where the agent's folder lies.
-        boot_id: The file that the host's kernel seems to have.
+        boot_id: The file that the host reads as its kernel's boot id.
         base: The experiment that others are made from.
     """
 
-    box: Box
-    disk: Disk
+    box: HostOnDisk
     boot_id: Path
     host: Host
     base: Experiment
@@ -72,7 +58,7 @@ class Desk:
 
     @contextmanager
     def lab(self) -> Iterator[Lab]:
-        """Open a new record for one history; the host forgets older jobs."""
+        """Yield a lab with a new record; all jobs are removed from the host."""
         for path in (*self.box.root.glob("jobs/*"), *self.box.root.glob("trash/*")):
             shutil.rmtree(path)
         shutil.rmtree(self.raw, ignore_errors=True)
@@ -81,35 +67,35 @@ class Desk:
             yield Lab(store, PinCache(self.box.there.here.pins), lambda name: self.host, self.raw)
 
     def plan(self, name: str, ms: int) -> Plan:
-        """Return a plan of an unmeasured experiment whose launches take at least so long."""
+        """Return the plan of an experiment of a new name, whose launches take at least `ms` milliseconds."""
         env = {**self.base.env, "TOY_NAME": name, "TOY_MS": str(ms)}
         experiment = replace(self.base, name=name, env=env)
         return plan.make(experiment, self.source, job_id=plan.new_job_id(name))
 
     def intend(self, lab: Lab, job: Plan) -> None:
-        """Record a job, as a client does before it says a word to the host."""
+        """Record that a job is intended, as a client does before it calls the host."""
         lab.store.intend(job, "box", __version__)
 
     def stage(self, job: Plan) -> None:
-        """Leave what an agent leaves that was killed between staging a job and starting it."""
+        """Stage a job and do not start it, as an agent that is killed in between."""
         agents = list(self.box.root.glob("agent/*.pyz"))
         Job.stage(self.box.root / "jobs", job.job_id, canonical(job).encode(), agents[0])
 
     def job(self, job: Plan) -> Job:
-        """Return a job's folder on the host, as the agent itself sees it."""
+        """Return a job on the host as the agent sees it."""
         return Job(self.box.root / "jobs" / job.job_id)
 
     # -- what hurts ---------------------------------------------------------------------------------------------------
 
     def kill_agent(self, job: Plan) -> None:
-        """Kill the agent of a job that has started, and see that nothing of it lives on."""
+        """Kill the agent of a job that has started, and check that no process of the job remains."""
         session = sid(self.job(job))
         with contextlib.suppress(ProcessLookupError):
             os.kill(session, signal.SIGKILL)
         _see_gone(lambda: members(session))
 
     def reboot(self) -> None:
-        """End everything that runs on the host at once, and give its kernel another boot's id."""
+        """Kill all processes of the host at once, and give it a new boot id."""
         root = str(self.box.there.root)
         for pid in _running(root):
             with contextlib.suppress(ProcessLookupError):
@@ -120,7 +106,7 @@ class Desk:
         self.boot_id.write_text(f"{UUID(int=time.time_ns())}\n")
 
     def kill_client(self, args: Sequence[str], after_s: float) -> None:
-        """Kill the program itself while it carries out a command."""
+        """Start `dgxlab ARGS`, and kill it after some seconds."""
         child = self.box.start(*args, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(after_s)
@@ -128,40 +114,40 @@ class Desk:
         child.wait()
 
     def heal(self) -> None:
-        """Take every fault away that lasts."""
+        """Remove all faults that last."""
         self.disarm()
-        self.disk.clear()
+        self.box.disk.clear()
 
     def disarm(self) -> None:
-        """Let everything through again."""
+        """Let the proxy pass everything again."""
         self.box.proxy.cut_after = self.box.proxy.cut_after_up = None
 
 
 @contextmanager
 def desk() -> Iterator[Desk]:
-    """Give a desk, and this process the home of its client, until the block ends."""
-    with TemporaryDirectory(prefix="dgxlab-desk-") as name, disk(Path(name) / "disk") as made:
+    """Yield a desk; inside the block, this process has the environment of its client."""
+    with TemporaryDirectory(prefix="dgxlab-desk-") as name, disk(Path(name) / "disk") as small:
         boot_id, kept = Path(name) / "boot_id", dict(os.environ)
         boot_id.write_text("the first boot\n")
-        bound = [*made.within(Path("/")), "mount", "--bind", str(boot_id), "/proc/sys/kernel/random/boot_id"]
+        bound = [*small.within(Path("/")), "mount", "--bind", str(boot_id), "/proc/sys/kernel/random/boot_id"]
         subprocess.run(bound, check=True)
-        with box(made.within(Path("/"))) as whole:
-            made.mount(SIZE, whole.root)
+        with box(small.within(Path("/"))) as whole:
+            small.mount(SIZE, whole.root)
             os.environ |= whole.there.here.env
             try:
-                yield _made(OnDisk(whole.there, whole.proxy, seen=made.seen(whole.root)), made, boot_id)
+                yield _desk(HostOnDisk(whole.there, whole.proxy, disk=small), boot_id)
             finally:
                 os.environ.clear()
                 os.environ |= kept
 
 
-def _made(place: OnDisk, made: Disk, boot_id: Path) -> Desk:
+def _desk(place: HostOnDisk, boot_id: Path) -> Desk:
     here = place.there.here
     base = load(place.spec("base", bench=BENCH, gates=[]), host="box")
     entry = find_host("box", [here.hosts])
     way = SshTransport("box", entry.ssh, entry.root, entry.python)
-    source = resolve(PinCache(here.pins), base, None, lambda event: None)
-    return Desk(place, made, boot_id, Host(way, entry), base, source, here.folder / "raw")
+    source = source_of(PinCache(here.pins), base, None, lambda event: None)
+    return Desk(place, boot_id, Host(way, entry), base, source, here.folder / "raw")
 
 
 def _see_gone(alive: Callable[[], list[int]]) -> None:
@@ -171,9 +157,9 @@ def _see_gone(alive: Callable[[], list[int]]) -> None:
 
 def _running(word: str) -> list[int]:
     """Return the processes with a word in their command line, which only those of one host have."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             if word.encode() in path.read_bytes() and "\nState:\tZ" not in (path.parent / "status").read_text():
-                found.append(int(path.parent.name))
-    return found
+                pids.append(int(path.parent.name))
+    return pids

@@ -1,4 +1,4 @@
-"""What a kind of fault is: a place to inject it in, one trial, and what must hold after it."""
+"""The definition of a kind of fault: a place to inject it, a trial, and what must hold after each trial."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Broken(Exception):
-    """What must hold did not: a sentence that names what was lost, wrong, repeated or let in."""
+    """Something that must hold did not; the message names what was lost, wrong, repeated or let in."""
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,13 @@ class Fault(Generic[P]):
     Attributes:
         name: A short word, for --only.
         what: The row of the table: what is done to the program.
-        times: Trials of a whole campaign.
+        times: Number of trials in a full campaign.
         holds: What must hold after each, in a few words.
-        place: Makes what trials need (a host, a database, captures); trials of one worker share it.
-        trial: Injects the fault once, decided by the random numbers alone, and checks. Returns in a word what the fault
-            met (submit, ingest, refused ...), so that the table shows that it met something. Raises Broken, or anything
-            else, which is a failure too.
+        place: Makes what trials need (a host, a database, captures); the trials of a piece share it.
+        trial: Injects the fault once, as the random numbers decide, and checks what must hold. Returns a word for the
+            state that the fault met (submit, ingest, refused ...), for the table. Any exception is a failure.
         limit_s: A trial that takes longer is a failure.
-        lacks: Returns what this machine lacks for it, "" for nothing.
+        lacks: Returns what this machine lacks for this kind of fault, "" for nothing.
     """
 
     name: str
@@ -45,7 +44,7 @@ class Fault(Generic[P]):
 
 
 def wait_while(state: Callable[[], T], seconds: float) -> T:
-    """Wait until a state is empty, for so long at most, and return the last one."""
+    """Call `state` until its result is empty or the time is over; return the last result."""
     deadline = time.monotonic() + seconds
     while (last := state()) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -53,5 +52,5 @@ def wait_while(state: Callable[[], T], seconds: float) -> T:
 
 
 def seeded(seed: int, name: str, number: int) -> Random:
-    """Return the random numbers of one trial: the same whichever worker runs it, and whichever ran before."""
+    """Return the random numbers of one trial, which depend on nothing else."""
     return Random(f"{seed}:{name}:{number}")  # noqa: S311 - to choose moments, not secrets

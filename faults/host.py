@@ -1,4 +1,4 @@
-"""A place to break: the real program, a real sshd behind a faulty network, and the toy, which notes what it does."""
+"""A host to inject faults in: the real program, a real sshd behind a faulty network, and the toy with its ledger."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from dgxlab.agent.job import Job
 from dgxlab.store import Store
 from faults.fault import Broken
 from faults.ledger import Launch, compare, intact, once
+from faults.spaces import Disk
 from tests.proxy import Proxy
 from tests.sshd import Sshd
 
 COMMAND_S = 100.0
-"""A command of the program that takes longer hangs."""
+"""A command that takes longer counts as hung."""
 
 BENCH: Sequence[Mapping[str, Any]] = ({"llama-bench": {"model": "m", "n_prompt": [16, 32], "n_gen": 4}},)
 """One entry of three cells."""
@@ -30,30 +31,30 @@ CELLS = 3
 
 
 def two_cells(launches: int) -> Sequence[Mapping[str, Any]]:
-    """Return so many entries of two cells each."""
+    """Return this many bench entries of two cells each."""
     return tuple({"llama-bench": {"model": "m", "n_prompt": [n, 2 * n]}} for n in range(16, 16 + launches))
 
 
 VALID_CELLS = """SELECT DISTINCT job_id, cell FROM rows JOIN runs USING (run_id) JOIN jobs USING (job_id)
     WHERE jobs.name = ? AND runs.status = 'valid'"""
-"""Of an experiment; a job itself repeats a run that had to share the processors."""
+"""Selects the valid cells of an experiment; a job may have measured a cell twice, if a run was disturbed."""
 EMPTY_SHARE = 0.1
-"""How often a trial begins with an empty host: then everything is sent and built again."""
+"""Share of trials that begin with an empty host, so that everything is sent and built again."""
 
 
 @dataclass(frozen=True)
 class Ran:
-    """How a command ended."""
+    """The result of a command."""
 
     rc: int
     out: str
     err: str
 
     def good(self, what: str) -> Ran:
-        """Return this if it ended well.
+        """Return this result.
 
         Raises:
-            Broken: if not.
+            Broken: if the exit status is not 0.
         """
         if self.rc != 0:
             raise Broken(f"{what} ended with {self.rc}: {self.err}")
@@ -62,13 +63,13 @@ class Ran:
 
 @dataclass(frozen=True)
 class Box:
-    """A host `box`, by way of a proxy, and a project with a record.
+    """A host named `box` behind a proxy, and a project with a record; the host `near` is the same without network.
 
-    The same machine is `near` without a network in between. Experiments differ in their names, which are in the
-    environment of what they run too, so that each has cells of its own and measures although others did.
+    An experiment's name is in the environment of its programs too, so that each experiment has its own cells, and is
+    not up to date because another was measured.
 
     Attributes:
-        within: The beginning of the commands' own command lines: namespaces of their own.
+        within: Words to put before each command, for other namespaces.
     """
 
     there: Far
@@ -87,7 +88,7 @@ class Box:
 
     @property
     def ledger(self) -> Path:
-        """Where the toy's programs write down what they did."""
+        """The ledger of the toy's programs."""
         return self.there.here.folder / "ledger"
 
     @property
@@ -96,24 +97,24 @@ class Box:
         return self.there.here.project / "results.db"
 
     def spec(self, name: str, *, ms: int = 0, bench: Sequence[Mapping[str, Any]] = BENCH, **fields: Any) -> Path:
-        """Write an experiment that was never measured.
+        """Write an experiment's spec, and return its path.
 
         Args:
-            name: One that was not used before.
-            ms: How long each launch of a program takes at least.
-            bench: What is measured; an entry is one launch.
-            fields: Further ones of the spec.
+            name: A new name.
+            ms: Least time of each launch, in milliseconds.
+            bench: The bench entries; each is one launch.
+            fields: Further keys of the spec.
         """
         env = {"TOY_NAME": name, "TOY_MS": str(ms), **fields.pop("env", {})}
         return self.there.here.spec(name, bench, env=env, **fields)
 
     def new(self, random: Random, kind: str, ms: Sequence[int], **fields: Any) -> tuple[str, Path]:
-        """Write an experiment for a trial, whose launches take one of these times; return its name and file."""
+        """Write the spec of a new experiment, whose `ms` is one of these; return its name and path."""
         name = f"{kind}-{random.getrandbits(40):010x}"
         return name, self.spec(name, ms=random.choice(ms), **fields)
 
     def start(self, *args: str | Path, **options: Any) -> subprocess.Popen[str]:
-        """Start `dgxlab ARGS` as a process of its own, in the project."""
+        """Start `dgxlab ARGS` in the project; `options` are further ones of Popen."""
         return subprocess.Popen(
             [*self.within, sys.executable, "-m", "dgxlab", *map(str, args)],
             cwd=self.there.here.project,
@@ -128,7 +129,7 @@ class Box:
         )
 
     def run(self, *args: str | Path, **options: Any) -> Ran:
-        """Run `dgxlab ARGS` to its end.
+        """Run `dgxlab ARGS` in the project to its end.
 
         Raises:
             Broken: if it does not end, or shows a traceback.
@@ -142,30 +143,30 @@ class Box:
             yield opened
 
     def keep_or_empty(self, random: Random) -> bool:
-        """Leave the host as it is, or, seldom, make it one that never saw the program; return whether it was left."""
+        """Remove the agent's folder from the host in one of ten trials; return whether it was kept."""
         if random.random() < EMPTY_SHARE:
             shutil.rmtree(self.root)
             return False
         return True
 
     def jobs(self, experiment: str) -> list[dict[str, Any]]:
-        """Return an experiment's rows in the record's table of jobs, () where there is no record yet."""
+        """Return an experiment's jobs in the record."""
         if not self.database.exists():
             return []
         with self.store() as store:
             return store.rows("SELECT * FROM jobs WHERE name = ? ORDER BY job_id", (experiment,))
 
     def folders(self, experiment: str) -> list[Job]:
-        """Return the folders of an experiment's jobs on the host, as the agent itself sees them."""
-        found = [Job(path.parent) for path in sorted(self.root.glob("jobs/[!.]*/plan.json"))]
-        return [job for job in found if json.loads(job.plan.read_text())["name"] == experiment]
+        """Return an experiment's jobs on the host as the agent sees them."""
+        jobs = [Job(path.parent) for path in sorted(self.root.glob("jobs/[!.]*/plan.json"))]
+        return [job for job in jobs if json.loads(job.plan.read_text())["name"] == experiment]
 
     def check(self, experiment: str, *, jobs: int | None = None, cells: int | None = None) -> list[Launch]:
-        """Compare the record of an experiment with what was launched for it, and return that.
+        """Compare the record of an experiment with its launches, and return the launches.
 
         Args:
-            jobs: How many jobs there must be, on the host and in the record, all of which ended well.
-            cells: How many cells must have a valid value, of one job each; then nothing may have been launched twice.
+            jobs: Number of jobs that must be done, on the host and in the record; None for any.
+            cells: Number of cells that must have a valid value each, with nothing launched twice; None for any.
 
         Raises:
             Broken: if anything is lost, wrong, or was done twice.
@@ -187,8 +188,24 @@ class Box:
         return launches
 
 
+@dataclass(frozen=True, kw_only=True)
+class OnDisk(Box):
+    """A box with some of its folders on a small disk."""
+
+    disk: Disk
+
+
+class HostOnDisk(OnDisk):
+    """A box whose agent's folder is on the disk."""
+
+    @property
+    def root(self) -> Path:
+        """The agent's folder, on its disk."""
+        return self.disk.seen(super().root)
+
+
 def ended(child: subprocess.Popen[str]) -> Ran:
-    """Wait for a command.
+    """Wait for the end of a command.
 
     Raises:
         Broken: if it does not end, or shows a traceback.
@@ -206,20 +223,20 @@ def ended(child: subprocess.Popen[str]) -> Ran:
 
 @contextmanager
 def box(within: Sequence[str] = ()) -> Iterator[Box]:
-    """Give a place in which everything that trials share is built: the agent is on the host, and the toy.
+    """Yield a host on which the agent and the toy are installed and built.
 
     Args:
-        within: The beginning of the command line that the host's sshd is started with: namespaces of its own.
+        within: Words to put before the sshd's command, for other namespaces.
     """
     with far(within=within) as there, Proxy(there.server.port) as proxy:
-        made = Box(there, proxy)
+        host = Box(there, proxy)
         there.reach(proxy.port)
-        env = {"TOY_LEDGER": str(made.ledger)}
+        env = {"TOY_LEDGER": str(host.ledger)}
         hosts = {
             "box": {"ssh": "box", "python": sys.executable, "env": env},
             "near": {"local": True, "root": str(there.root), "env": env},
         }
         there.here.hosts.write_text(json.dumps(hosts))
-        made.run("run", made.spec("warm"), "--host", "box").good("a run without a fault")
-        made.check("warm", jobs=1, cells=CELLS)
-        yield made
+        host.run("run", host.spec("warm"), "--host", "box").good("a run without a fault")
+        host.check("warm", jobs=1, cells=CELLS)
+        yield host

@@ -1,4 +1,4 @@
-"""Strings that would run a program if any shell on their way read them, and whether one did."""
+"""Strings that run a program if a shell interprets them, to check that no shell does."""
 
 from __future__ import annotations
 
@@ -56,28 +56,28 @@ SHAPES = (
 
 @dataclass(frozen=True)
 class Canary:
-    """A program that leaves a file behind where it is started, in any way."""
+    """A program that writes a file when it is run."""
 
     program: Path
 
     @property
     def sang(self) -> bool:
-        """Whether anybody started it."""
+        """Whether the program was run."""
         return self.trace.exists()
 
     @property
     def trace(self) -> Path:
-        """What it leaves."""
+        """The file that it writes."""
         return self.program.with_name("sang")
 
     def word(self, random: Random, called: str = "") -> str:
-        """Return a string that would start it, called by its path or by another name."""
+        """Return a random string that runs the program, by its path or as `called`, if a shell interprets it."""
         shape = "".join(random.choice(SHAPES) for _ in range(random.choice((1, 1, 1, 2))))
         before, after = random.choice(("", "", "a", "x y", "~/", "/x/")), random.choice(("", "", "b", "/y", " "))
         return before + shape.format(c=called or self.program) + after
 
     def check(self, what: object) -> None:
-        """Check that it was not started.
+        """Check that the program was not run, by `what`.
 
         Raises:
             Broken: if it was.
@@ -88,7 +88,7 @@ class Canary:
 
 
 def canary(folder: Path) -> Canary:
-    """Make the program."""
+    """Write the program into a folder."""
     program = folder / "canary"
     program.write_text(f'#!/bin/sh\n: > "{folder}/sang"\n')
     program.chmod(0o755)
@@ -97,7 +97,7 @@ def canary(folder: Path) -> Canary:
 
 @dataclass
 class ShellTransport:
-    """A host without a network: a login shell of this machine is given the line that ssh would carry; see Transport."""
+    """A transport that gives a login shell of this machine the line that ssh would send; see Transport."""
 
     root: str
     python: str
@@ -108,7 +108,7 @@ class ShellTransport:
     def stream(
         self, argv: Sequence[str], stdin: Iterable[bytes] = (), *, patience_s: float | None = None
     ) -> Iterator[bytes]:
-        """Run the line and yield what the command printed."""
+        """Run `argv` in the shell; see Transport."""
         nonce = secrets.token_hex(8)
         ran = subprocess.run(
             [self.shell, "-c", framed(quote(argv), nonce)],

@@ -1,4 +1,4 @@
-"""What was really executed on a host, as the toy's programs wrote it down themselves, and whether a store agrees."""
+"""Compares a record with what was executed on the host: the toy's programs write each launch into a ledger."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dgxlab.store import Store
 from faults.fault import Broken
 
 ROUNDING = 1e-12
-"""Relative; two launches of the toy differ by more than 1e-8."""
+"""Relative tolerance of values; two launches of the toy differ by more than 1e-8."""
 
 
 @dataclass
@@ -25,37 +25,37 @@ class Launch:
 
     Attributes:
         begin: Seconds of the monotonic clock.
-        stdout: The file that its output went to.
-        argv: As one line.
-        said: The lines that it printed.
-        end: As begin; None where a signal ended it.
+        stdout: The file that it printed to.
+        argv: Its command line.
+        lines: The lines that it printed.
+        end: As begin; None if a signal ended it.
     """
 
     begin: float
     pid: int
     stdout: Path
     argv: str
-    said: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
     end: float | None = None
 
     @property
     def job_id(self) -> str:
-        """The job that it was part of: its folder holds raw/."""
+        """The id of its job, whose folder has raw/."""
         return self.stdout.parent.parent.name
 
     @property
     def raw(self) -> str:
-        """What its output is called in the store."""
+        """The path of its output in the record."""
         return f"{self.stdout.parent.name}/{self.stdout.name}"
 
     @property
     def sha256(self) -> str:
-        """Of all that it printed."""
-        return hashlib.sha256("".join(f"{line}\n" for line in self.said).encode()).hexdigest()
+        """The sha256 of its output."""
+        return hashlib.sha256("".join(f"{line}\n" for line in self.lines).encode()).hexdigest()
 
 
 def read(ledger: Path) -> list[Launch]:
-    """Return all launches so far, in their order."""
+    """Return all launches in a ledger, in order."""
     launches: dict[str, Launch] = {}
     for line in ledger.read_text().splitlines() if ledger.exists() else ():
         word, number, rest = (*line.split("\t", 2), "")[:3]
@@ -63,22 +63,22 @@ def read(ledger: Path) -> list[Launch]:
             at, pid, stdout, argv = rest.split("\t")
             launches[number] = Launch(float(at), int(pid), Path(stdout), argv)
         elif word == "said":
-            launches[number].said.append(rest)
+            launches[number].lines.append(rest)
         else:
             launches[number].end = float(rest)
     return list(launches.values())
 
 
 def compare(store: Store, ledger: Path, experiment: str, cut: Collection[str] = ()) -> list[Launch]:
-    """See that the store has what was launched for an experiment, all of it, and nothing else; return the launches.
+    """Check that a record has exactly the launches of an experiment, with the printed values; return the launches.
 
     Args:
-        experiment: Its name; jobs of others are not looked at.
-        cut: Jobs whose agent may have ended before it could note that its last launch had.
+        experiment: Its name; jobs of others are ignored.
+        cut: Jobs whose agent may have died before it wrote that its last launch ended.
 
     Raises:
-        Broken: if a launch that ended by itself is not in the store, if the store has one that was none, or another
-            value than was printed.
+        Broken: if a launch that ended normally is not in the record, or the record has a launch that never happened, or
+            another value than was printed.
     """
     jobs = {row["job_id"] for row in store.rows("SELECT job_id FROM jobs WHERE name = ?", (experiment,))}
     launches = [launch for launch in read(ledger) if launch.job_id in jobs]
@@ -96,19 +96,19 @@ def compare(store: Store, ledger: Path, experiment: str, cut: Collection[str] = 
 
 
 def intact(store: Store) -> None:
-    """See that the record finds nothing wrong with itself: last, since it does not say what was launched.
+    """Check that `db check` finds no problem in the record; less specific than `compare`, so call it after that.
 
     Raises:
-        Broken: if it does.
+        Broken: if it finds one.
     """
     if flaws := audit.check(store):
         raise Broken(f"the database is not sound: {'; '.join(flaws)}")
 
 
 def once(launches: list[Launch]) -> None:
-    """See that no program was launched in two jobs with the same arguments, or twice with the same files.
+    """Check that no program was launched in two jobs with the same arguments, or twice with the same files.
 
-    A job itself repeats a run that had to share the processors, and keeps the output of both.
+    Within a job, a run that had to share the processors is repeated with other files.
 
     Raises:
         Broken: if one was.
@@ -129,7 +129,7 @@ def _stored(store: Store, job_id: str) -> Iterator[dict[str, Any]]:
 
 
 def _agree(store: Store, launch: Launch, row: Mapping[str, Any]) -> None:
-    """See that a run or gate in the store is what a launch was."""
+    """Check that a run or gate in the record agrees with its launch."""
     good = row["status"] in ("valid", "passed")
     if good and launch.end is None:
         raise Broken(f"wrong: {row['key']} is {row['status']} although a signal ended {launch.raw}")
@@ -137,25 +137,25 @@ def _agree(store: Store, launch: Launch, row: Mapping[str, Any]) -> None:
         raise Broken(f"wrong: {row['key']} has another sha256 than what {launch.raw} printed")
     for kept in store.rows("SELECT cell, raw FROM rows WHERE run_id = ?", (row["key"],)):
         printed = json.loads(kept["raw"])
-        if not any(_is(line, printed) for line in launch.said):
+        if not any(_is(line, printed) for line in launch.lines):
             raise Broken(f"wrong: the row of {row['key']} {kept['cell']} was not printed by {launch.raw}")
-        _same_samples(store, row["key"], kept["cell"], _values(printed, launch.said))
+        _same_samples(store, row["key"], kept["cell"], _values(printed, launch.lines))
 
 
 def _is(line: str, printed: Mapping[str, Any]) -> bool:
     """Whether a line is a row of llama.cpp's: JSON, or an INSERT of quoted values."""
     if line.startswith("{"):
         return bool(json.loads(line) == printed)
-    names, found, values = line.partition(") VALUES ('")
+    names, is_insert, values = line.partition(") VALUES ('")
     columns = zip(names.partition("(")[2].split(", "), values.removesuffix("');").split("', '"), strict=True)
-    return bool(found) and dict(columns) == printed
+    return bool(is_insert) and dict(columns) == printed
 
 
-def _values(printed: Mapping[str, Any], said: Sequence[str]) -> dict[tuple[str, int], float]:
-    """Return what a row says by metric and ordinal, by the definition of each, and not by the program's own parsers.
+def _values(printed: Mapping[str, Any], lines: Sequence[str]) -> dict[tuple[str, int], float]:
+    """Return a row's values by metric and ordinal, computed here without the program's own parsers.
 
     Args:
-        said: All that was printed with it: llama-batched-bench's cold rows belong to the warm ones of their size.
+        lines: All that was printed with it: llama-batched-bench's cold rows belong to the warm ones of their size.
     """
     if "samples_ns" in printed:
         tokens = printed["n_prompt"] + printed["n_gen"]
@@ -163,7 +163,7 @@ def _values(printed: Mapping[str, Any], said: Sequence[str]) -> dict[tuple[str, 
     if "speed_pp" in printed:
         pl, pp, tg = printed["pl"], printed["pp"], printed["tg"]
         tokens = {"speed_pp": (pl * pp, "t_pp"), "speed_tg": (pl * tg, "t_tg"), "speed": (pl * (pp + tg), "t")}
-        rows = [row for row in map(json.loads, said) if row["pl"] == pl]
+        rows = [row for row in map(json.loads, lines) if row["pl"] == pl]
         if printed != rows[1]:
             raise Broken(f"wrong: of the rows with pl={pl} the second counts, not {printed}")
         times = enumerate(rows[:2])
@@ -173,8 +173,8 @@ def _values(printed: Mapping[str, Any], said: Sequence[str]) -> dict[tuple[str, 
 
 
 def _same_samples(store: Store, run_id: str, cell: str, wanted: Mapping[tuple[str, int], float]) -> None:
-    found = store.rows("SELECT metric, ordinal, value FROM samples WHERE run_id = ? AND cell = ?", (run_id, cell))
-    values = {(row["metric"], row["ordinal"]): row["value"] for row in found}
+    samples = store.rows("SELECT metric, ordinal, value FROM samples WHERE run_id = ? AND cell = ?", (run_id, cell))
+    values = {(row["metric"], row["ordinal"]): row["value"] for row in samples}
     if values.keys() != wanted.keys():
         raise Broken(f"wrong: {run_id} {cell} has samples {sorted(values)}, and {sorted(wanted)} were printed")
     for key, value in values.items():

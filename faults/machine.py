@@ -1,7 +1,7 @@
-"""Anything may come at any time: a model of jobs on a host, and an order of events that Hypothesis chooses.
+"""A model of jobs on a host, for a stateful test: Hypothesis chooses the order of commands and faults.
 
-All that the model knows is what a job may look like next: `absent`, `staged`, `running`, `done` or `lost`. Whatever
-came, the client then does what it would after any of it, and the record must hold what was executed, once.
+The model knows only the states that a job may be in: `absent`, `staged`, `running`, `done` or `lost`. At the end the
+client does what it always would, and the record must have what was executed, once.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ HOW = st.sampled_from(["intend", "stage", "submit", "submit"])
 
 STARTED = {"running", "done"}
 TRIED = {"absent", "staged", *STARTED}
-"""A job that was submitted, with an unknown result."""
+"""States of a job whose submission may have failed."""
 
 
 @dataclass
 class Modelled:
-    """A job, and what the next look at it may find.
+    """A job of the model.
 
     Attributes:
-        may: States on the host.
-        rc: Its final word, {} before it was seen.
+        may: The states that it may be in.
+        rc: Its final status, {} before that was seen.
         cleaned: Whether its folder was removed.
     """
 
@@ -57,10 +57,10 @@ class Modelled:
     cleaned: bool = False
 
     def see(self, state: str, rc: Mapping[str, Any] | None) -> None:
-        """Look at it.
+        """Take note of the job's state and final status.
 
         Raises:
-            Broken: if it is what it cannot be, or has another last word than before.
+            Broken: if the state is not possible, or the final status has changed.
         """
         if state not in self.may:
             raise Broken(f"job {self.plan.job_id} is {state}, and may be {sorted(self.may)}")
@@ -74,11 +74,11 @@ class Modelled:
 
 
 class Machine(RuleBasedStateMachine):
-    """One history. A subclass says at which desk."""
+    """One history of commands and faults; a subclass sets `desk`."""
 
     desk: ClassVar[Desk]
     met: ClassVar[Counter[str]] = Counter()
-    """How often what was done, in all histories."""
+    """How often each event happened in all histories."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,13 +91,13 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(ms=MS, how=HOW)
     def first(self, ms: int, how: str) -> None:
-        """Begin with a job."""
+        """Begin the history with a job."""
         self.submit(ms, how)
 
     @precondition(lambda self: len(self.jobs) < MOST_JOBS)
     @rule(ms=MS, how=HOW)
     def submit(self, ms: int, how: str) -> None:
-        """Record a job; stage it, or start it too."""
+        """Record a job as intended, and perhaps stage or start it."""
         job = self.desk.plan(f"m{uuid4().hex[:12]}", ms)
         self.desk.intend(self.lab, job)
         self.jobs.append(Modelled(job, {"absent"}, {}))
@@ -110,7 +110,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.jobs)
     @rule(which=st.integers(0, MOST_JOBS - 1))
     def start(self, which: int) -> None:
-        """Start a job, again and again: as a client whose record does not know its end."""
+        """Submit a job again, as a client does whose record lacks its end."""
         job = self._pick(which)
         if self.lab.store.job(job.plan.job_id).state not in ("intended", "running"):
             return
@@ -124,7 +124,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.jobs)
     @rule(which=st.integers(0, MOST_JOBS - 1))
     def poll(self, which: int) -> None:
-        """Ask for a job's state."""
+        """Ask the host for a job's state."""
         job = self._pick(which)
         with self._faults("poll"):
             self._saw(job, self.desk.host.status(job.plan.job_id))
@@ -132,7 +132,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.jobs)
     @rule(which=st.integers(0, MOST_JOBS - 1))
     def cancel(self, which: int) -> None:
-        """End a job, also one that has not begun: it never will."""
+        """Cancel a job; one that has not started then never starts."""
         job = self._pick(which)
         job.may |= STARTED if "staged" in job.may else set()
         with self._faults("cancel"):
@@ -144,7 +144,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.jobs)
     @rule(which=st.integers(0, MOST_JOBS - 1))
     def resume(self, which: int) -> None:
-        """Do what `run` does before it measures: settle what is unfinished, and wait for its own job."""
+        """Settle unfinished jobs and wait for one of them, as `run` does before it measures."""
         job = self._pick(which)
         if self.lab.store.job(job.plan.job_id).state in ("intended", "running"):
             job.may |= TRIED if job.may & {"absent", "staged"} else set()
@@ -156,7 +156,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.jobs)
     @rule(which=st.integers(0, MOST_JOBS - 1))
     def collect(self, which: int) -> None:
-        """Do what `attach` does."""
+        """Follow a job, as `attach` does."""
         job = self._pick(which)
         with self._faults("collect", JobLost):
             try:
@@ -168,10 +168,10 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: any(job.may & {"done", "lost"} for job in self.jobs))
     @rule()
     def clean(self) -> None:
-        """Remove from the host all that may go."""
+        """Remove jobs from the host, as `host clean` does."""
         with self._faults("clean"):
-            found = survey(self.lab, self.desk.host, ("jobs",), 0)
-            done = clean(self.lab, self.desk.host, found, lambda event: None)
+            candidates = survey(self.lab, self.desk.host, ("jobs",), 0)
+            done = clean(self.lab, self.desk.host, candidates, lambda event: None)
             for item in done.removed:
                 (job,) = [job for job in self.jobs if job.plan.job_id == item.name]
                 if not job.may & {"done", "lost"} or not raw.path_of(self.lab.raw, item.name).exists():
@@ -182,14 +182,14 @@ class Machine(RuleBasedStateMachine):
 
     @rule(down=st.booleans(), size=st.integers(1, 6000))
     def cut(self, down: bool, size: int) -> None:
-        """Cut the next connection after some bytes."""
+        """Let the proxy cut the next connection after some bytes."""
         setattr(self.desk.box.proxy, "cut_after" if down else "cut_after_up", size)
         self.armed = True
 
     @precondition(lambda self: self.jobs)
     @rule(which=st.integers(0, MOST_JOBS - 1), listing=st.booleans(), after_s=st.floats(0.3, 1.2))
     def kill_client(self, which: int, listing: bool, after_s: float) -> None:
-        """Kill the program itself while it finishes what was left."""
+        """Kill a `dgxlab` command while it settles unfinished jobs."""
         args = ("jobs", "--host", "box") if listing else ("attach", self._pick(which).plan.job_id)
         self.desk.kill_client(args, after_s)
         self._disarm("kill client")
@@ -207,7 +207,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.jobs)
     @rule()
     def reboot(self) -> None:
-        """Let the host lose its power, and with it the connection; who waits for an answer on that one gets none."""
+        """Let the host lose its power; the connection never answers again."""
         self.desk.reboot()
         self.armed = True
         for job in self.jobs:
@@ -217,29 +217,29 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.jobs and not self.full)
     @rule()
     def fill_disk(self) -> None:
-        """Leave no room on the host."""
-        self.desk.disk.fill()
+        """Fill the host's disk."""
+        self.desk.box.disk.fill()
         self.full = True
         self.met["fill disk"] += 1
 
     @precondition(lambda self: self.full)
     @rule()
     def make_room(self) -> None:
-        """Let the host have room again."""
-        self.desk.disk.clear()
+        """Free the host's disk."""
+        self.desk.box.disk.clear()
         self.full = False
 
     # -- what must hold -----------------------------------------------------------------------------------------------
 
     @invariant()
     def nothing_goes_back(self) -> None:
-        """See that each job is what it may be."""
+        """Check that each job is in a possible state."""
         for job in self.jobs:
             status = self.desk.job(job.plan).status()
             job.see(status.state, status.rc)
 
     def teardown(self) -> None:
-        """Heal all, do what a client does after anything, and see that the record holds what was executed, once."""
+        """Remove all faults, let the client finish, and check that the record has what was executed, once."""
         with self.ends:
             self.desk.heal()
             self.full = False
@@ -266,9 +266,9 @@ class Machine(RuleBasedStateMachine):
             raise Broken(f"job {job.plan.job_id} is done and has {runs['n']} runs of {RUNS}")
 
     def _rebuilt(self) -> None:
-        """See that the jobs' raw files can be had, and that they make the same record again."""
+        """Check that the jobs' raw files can be fetched, and that a rebuild from them gives the same record."""
         for job in self.jobs:
-            raw.kept(self.lab, self.lab.store.job(job.plan.job_id), None, lambda event: None)
+            raw.archive(self.lab, self.lab.store.job(job.plan.job_id), None, lambda event: None)
         path = self.desk.box.there.here.folder / "again.db"
         path.unlink(missing_ok=True)
         with Store.open(path) as store:
@@ -295,7 +295,7 @@ class Machine(RuleBasedStateMachine):
 
     @contextlib.contextmanager
     def _faults(self, doing: str, *also: type[DgxlabError]) -> Iterator[None]:
-        """Let a step fail, in a sentence, where a fault waits for it."""
+        """Allow a step to fail with a DgxlabError if a fault was injected."""
         excused: tuple[type[DgxlabError], ...] = (DgxlabError,) if self.armed or self.full else also
         try:
             yield

@@ -1,4 +1,4 @@
-"""Where a run stands: how to wait for a moment of it, and which one it is, seen from outside."""
+"""The phases of a `dgxlab run`, seen from outside: wait for a random moment of one, or tell which it is."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from faults.host import Box
 POLL_S = 0.004
 
 WINDOW_S: Mapping[str, float] = {"submit": 1.0, "start": 0.4, "follow": 0.6, "ingest": 0.15, "report": 0.4}
-"""The phases of a run in their order, each with the seconds from its first sign in which a fault comes."""
+"""Phases in order; a fault comes within this many seconds from the first sign of a phase."""
 
 
 def wait(box: Box, name: str, child: subprocess.Popen[str], random: Random) -> None:
-    """Wait for a random moment of a run that a child carries out, or for the child's end.
+    """Wait for a random moment of a run, or for its end.
 
     Args:
-        name: The experiment.
+        name: The experiment's.
+        child: The process of the run.
     """
     phase = random.choice(list(WINDOW_S))
     delay_s = random.uniform(0, WINDOW_S[phase])
@@ -32,7 +33,7 @@ def wait(box: Box, name: str, child: subprocess.Popen[str], random: Random) -> N
 
 
 def phase(box: Box, name: str) -> str:
-    """Return which phase an experiment's last job is in."""
+    """Return the phase of an experiment's last job."""
     recorded, there = box.jobs(name), box.folders(name)
     if not recorded:
         return "submit"
@@ -45,7 +46,7 @@ def phase(box: Box, name: str) -> str:
 
 
 def _signs(box: Box, name: str) -> Mapping[str, Callable[[], bool]]:
-    """Return what tells that a phase has begun."""
+    """Return, by phase, a function that tells whether it has begun."""
 
     def there(what: str) -> Callable[[], bool]:
         return lambda: any(box.root.glob(f"jobs/*-{name}-*{what}"))

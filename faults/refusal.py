@@ -1,7 +1,7 @@
-"""A disk that refuses: a library between a program and its C library, under which the n-th write fails.
+"""Makes the n-th write of an action fail, by a library for LD_PRELOAD.
 
-`python -m faults.refusal` is that program: for each line of JSON on stdin it forks, does what the line says with the
-n-th write failing, and prints how it ended; so a trial costs no start of Python.
+`python -m faults.refusal` runs under that library. For each line of JSON on stdin it forks, calls the action with the
+n-th write failing, and prints the result as JSON: a trial does not have to start Python.
 """
 
 from __future__ import annotations
@@ -71,29 +71,30 @@ WRITES(int, ftruncate64, (int fd, off64_t n), (fd, n), fd, NULL)
 WRITES(int, rename, (const char * a, const char * b), (a, b), -1, error == EINTR ? "" : b)
 WRITES(int, mkdir, (const char * a, mode_t mode), (a, mode), -1, error == EINTR ? "" : a)
 """
-"""Counts what writes below a folder, and lets one fail, or all from one on; EINTR only where a kernel gives it."""
+"""The library: counts writes below a folder, and lets one fail, or all from one on; EINTR only where it can occur."""
 
 Act = Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class Refusing:
-    """The program that does things with writes that fail."""
+    """The process that calls actions with failing writes."""
 
     child: subprocess.Popen[str]
 
     def do(self, act: str, folder: Path, n: int, number: int, *, lasting: bool, **given: Any) -> dict[str, Any]:
-        """Do something with the n-th write below a folder failing, and return how it ended.
+        """Call an action, let its n-th write below a folder fail, and return the result.
 
         Args:
-            act: What; one of `ACTS`.
-            n: From 1; 0 lets none fail.
-            number: Of the error, as in `errno`.
-            lasting: Whether all later ones fail too.
+            act: The name of the action in `faults.kinds.io.ACTS`.
+            n: The failing write, from 1; 0 for none.
+            number: The error, as in `errno`.
+            lasting: Whether all later writes fail too.
+            given: Further arguments of the action.
 
         Returns:
-            `error` ("" where it went well, a DgxlabError's message else), `traceback` of any other exception, `writes`
-            that were counted, and `done`: what was acknowledged before it ended.
+            `error`, the message of a DgxlabError or ""; `traceback` of any other exception; `writes`, their number; and
+            `done`, what the action had acknowledged before it ended.
         """
         ask = {"act": act, "folder": str(folder), "n": n, "number": number, "lasting": lasting, "given": given}
         assert self.child.stdin
@@ -105,7 +106,7 @@ class Refusing:
 
 @contextmanager
 def refusing(folder: Path, env: Mapping[str, str]) -> Iterator[Refusing]:
-    """Compile the library into a folder, and start the program under it."""
+    """Compile the library into a folder, and yield the process that runs under it."""
     (folder / "refuse.c").write_text(SHIM)
     library = folder / "refuse.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", library, folder / "refuse.c", "-ldl"], check=True)
@@ -124,7 +125,7 @@ def refusing(folder: Path, env: Mapping[str, str]) -> Iterator[Refusing]:
 
 
 def main(acts: Mapping[str, Act]) -> None:
-    """Do what each line says, in a process of its own."""
+    """Call the action that each line of stdin names, each in a forked process."""
     for line in sys.stdin:
         ask = json.loads(line)
         ours, theirs = os.pipe()
@@ -135,9 +136,9 @@ def main(acts: Mapping[str, Act]) -> None:
             os._exit(0)
         os.close(theirs)
         with os.fdopen(ours, "rb") as pipe:
-            told = pipe.read().decode()
+            answer = pipe.read().decode()
         os.waitpid(pid, 0)
-        print(told or json.dumps({"error": "", "traceback": "it was killed", "writes": 0, "done": []}), flush=True)
+        print(answer or json.dumps({"error": "", "traceback": "it was killed", "writes": 0, "done": []}), flush=True)
 
 
 def _done(act: Act, ask: Mapping[str, Any]) -> dict[str, Any]:

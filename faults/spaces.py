@@ -1,6 +1,6 @@
-"""Parts of this machine that can fail without the rest of it: a small disk, a host that loses its power.
+"""A small disk that can be full, and a host that can lose its power, on this machine: kernel namespaces.
 
-They are namespaces of the kernel, which need no rights of root where users may make their own.
+Where users may make namespaces, no root is needed.
 """
 
 from __future__ import annotations
@@ -27,50 +27,50 @@ for folder; do
 done
 """
 BOOTED = 'mount --bind "$1" /proc/sys/kernel/random/boot_id && shift && while :; do "$@"; sleep 0.2; done'
-"""The first of a machine's processes, which collects all others and starts its one service again when that ends."""
+"""The init process of a host: it reaps all others, and restarts its one service when that ends."""
 
 
 @dataclass(frozen=True)
 class Disk:
-    """A small disk that only those see who run `within`.
+    """A small disk in a mount namespace, seen by the programs that are started by `within`.
 
     Attributes:
-        folder: Where it is mounted.
-        pid: Of the process that keeps it.
+        folder: The mount point.
+        pid: The process that keeps the namespace.
     """
 
     folder: Path
     pid: int
 
     def within(self, folder: Path) -> Sequence[str]:
-        """Return the beginning of the command line of a program that sees the disk and runs in a folder."""
+        """Return the words to put before a command, so that it sees the disk and runs in a folder."""
         own = () if ROOT else ("--user", "--preserve-credentials")
         return ("nsenter", f"--target={self.pid}", *own, "--mount", "--", "env", f"--chdir={folder}")
 
     def mount(self, size: int, *folders: Path) -> None:
-        """Give it so many bytes, and let folders with what is in them lie on it from now on."""
+        """Mount the disk with `size` bytes, and move folders with their content onto it."""
         argv = [*self.within(Path("/")), "sh", "-c", MOUNTED, "sh", str(self.folder), str(size), *map(str, folders)]
         subprocess.run(argv, check=True)
 
     def seen(self, path: Path) -> Path:
-        """Return what a path is called here that has another name where the disk is seen."""
+        """Return the path in this process's namespace of a path in the disk's."""
         return Path(f"/proc/{self.pid}/root{path}")
 
     @property
     def free(self) -> int:
-        """Bytes that are left."""
+        """Free bytes."""
         stat = os.statvfs(self.seen(self.folder))
         return stat.f_bavail * stat.f_frsize
 
     def fill(self, leave: int = 0) -> None:
-        """Take all room but so many bytes, or a page less."""
+        """Fill the disk, but for `leave` bytes, or a page less."""
         with self._filler.open("ab") as file:
             while (size := self.free - leave) > 0:
                 with suppress(OSError):  # another process has taken some of it meanwhile
                     os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, size)
 
     def clear(self) -> None:
-        """Give the room back."""
+        """Free what `fill` took."""
         self._filler.unlink(missing_ok=True)
 
     @property
@@ -80,7 +80,7 @@ class Disk:
 
 @contextmanager
 def disk(folder: Path) -> Iterator[Disk]:
-    """Give a disk without room as yet."""
+    """Yield a disk that is not mounted yet."""
     own = () if ROOT else ("--map-current-user", "--keep-caps")
     argv = ["unshare", *own, "--mount", "sh", "-c", "echo && exec cat"]
     keeper = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -94,10 +94,10 @@ def disk(folder: Path) -> Iterator[Disk]:
 
 
 def power(boot_id: Path) -> Sequence[str]:
-    """Return the beginning of the command line of a host: whoever kills that program ends all that ran on it.
+    """Return the words to put before a command, so that it runs as a host: killing it ends all its descendants.
 
     Args:
-        boot_id: A file with the id of its next boot.
+        boot_id: A file with the host's next boot id.
     """
     own = () if ROOT else ("--map-root-user",)
     user = () if ROOT else ("unshare", "--user", f"--map-user={os.getuid()}", f"--map-group={os.getgid()}")

@@ -13,7 +13,7 @@ from bench import simulated
 from bench.__main__ import line
 from bench.figure import Figure
 from bench.noises import Noise, half_widths
-from bench.simulated import bracket, false_verdicts, hold, hot_ratio
+from bench.simulated import bracket, false_verdicts, hot_ratio, run_session
 from bench.simulated_box import DEPTH, SCENARIOS, Box
 from dgxlab import stats
 
@@ -57,14 +57,14 @@ def test_what_is_planted_is_what_is_estimated() -> None:
     for _ in range(200):
         box.run(candidate=False)
         box.run(candidate=True)
-    assert stats.judge(hold(box)).effect == pytest.approx(0.02, abs=1e-4)
+    assert stats.judge(run_session(box)).effect == pytest.approx(0.02, abs=1e-4)
 
 
 def test_sessions_are_held_by_the_rules_of_the_program() -> None:
     """Eight cycles, also where the box falls into another state; a screen is a bracket."""
-    chain = hold(Box(SCENARIOS["S1"], 0.0, None))
+    chain = run_session(Box(SCENARIOS["S1"], 0.0, None))
     assert (len(chain.a), len(chain.b), chain.defect()) == (9, 8, None)
-    lengths = {len(hold(Box(SCENARIOS["S6"], 0.0, Random(seed))).b) for seed in range(40)}  # noqa: S311
+    lengths = {len(run_session(Box(SCENARIOS["S6"], 0.0, Random(seed))).b) for seed in range(40)}  # noqa: S311
     assert lengths == {8}
     assert len(bracket(Box(SCENARIOS["S1"], 0.0, None)).b) == 1
 

@@ -141,5 +141,5 @@ def test_what_cannot_be_is_said(
 
 def test_several_gpus_reach_so_many_times_as_much() -> None:
     two = H200.times(2)
-    assert (two.gpu, two.bandwidth, two.cache, two.flops["bf16"]) == ("2 H200", 9.6e12, 120 * 2**20, 1978e12)
+    assert (two.gpu, two.bandwidth, two.l2, two.flops["bf16"]) == ("2 H200", 9.6e12, 120 * 2**20, 1978e12)
     assert H200.times(1) is H200

@@ -1,4 +1,4 @@
-"""Shared by all commands: options, and where the project, its record, its experiments and the hosts are."""
+"""Shared by all commands: options, and how the project, its record, its experiments and hosts are opened."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ JobArgument = Annotated[str, Argument(help=f"A job: {JOB}.")]
 
 
 @dataclass(frozen=True)
-class Desk:
-    """Where a command works."""
+class Workspace:
+    """The project and the record that a command works with."""
 
     db: DbOption = None  # None for results.db of the project
-    project: Path | None = None  # its folder; None for that of the current folder
+    project: Path | None = None  # the folder; None for the project of the current folder
     trust_source: bool = False  # whether a pin may come from a package without a known digest
 
     @property
@@ -57,7 +57,7 @@ class Desk:
 
     @property
     def where(self) -> str:
-        """Names of the project and the record in use; from an unmarked folder they may be unexpected ones."""
+        """A line that names both: without a marker the project is guessed."""
         folder = self.project or root()
         guessed = "" if is_marked(folder) else f" (guessed; mark it with: {command('touch', folder / MARKER)})"
         return f"project {folder}{guessed}, record {self.database.absolute()}"
@@ -70,7 +70,7 @@ class Desk:
 
     @contextmanager
     def lab(self, *, create: bool = False) -> Iterator[Lab]:
-        """Open everything that a use case needs."""
+        """Open the record and the pin cache for a use case."""
         from dgxlab.lab import Lab
         from dgxlab.source import PinCache
 
@@ -79,7 +79,7 @@ class Desk:
 
     @contextmanager
     def lab_if_any(self) -> Iterator[Lab | None]:
-        """Open everything; None where no database was named and the project has none."""
+        """Open them as `lab` does; None if the project has no record and none is named by --db."""
         if self.db is None and not self.database.exists():
             yield None
             return
@@ -88,13 +88,13 @@ class Desk:
 
 
 class App(typer.Typer):
-    """Commands that may share options: a dataclass parameter is built from options, one per annotated field."""
+    """A group of commands. A parameter that is a dataclass becomes one option per annotated field."""
 
     def __init__(self, help: str, **settings: Any) -> None:
         super().__init__(help=help, no_args_is_help=True, rich_markup_mode=None, **settings)
 
     def add(self, function: Command) -> Command:
-        """Register a function as the command of its name; the program's own options may precede the command too."""
+        """Make a function a command; --db, --format and --quiet may be given before its name or after it."""
         own: list[inspect.Parameter] = []
         groups: dict[str, tuple[Any, list[inspect.Parameter]]] = {}
         for parameter in inspect.signature(function, eval_str=True).parameters.values():
@@ -124,7 +124,7 @@ class App(typer.Typer):
 
 
 def experiment(spec: str, overrides: Sequence[str] | None = None, host: str | None = None) -> Experiment:
-    """Read the spec of that path, or of that name below experiments/; the `next` of a SpecError checks it again."""
+    """Read a spec by its path, or by its name below experiments/; SpecError with the command that checks it again."""
     from dgxlab.spec import load
 
     path = _spec_file(spec)
@@ -155,12 +155,12 @@ def _spec_file(spec: str) -> Path:
 
 
 def hosts_files() -> tuple[Path, Path]:
-    """Return the paths of hosts.yaml: the user's own, then the project's."""
+    """Return the paths of the user's own hosts.yaml and of the project's; they need not exist."""
     return user_folder("XDG_CONFIG_HOME", ".config") / "hosts.yaml", root() / "hosts.yaml"
 
 
 def connect(name: str) -> Host:
-    """Return the host of that name; nothing is sent yet. HostError if a project's entry lacks the user's consent."""
+    """Return a host by name, without connecting yet; HostError if a project's entry lacks the user's consent."""
     from dgxlab.spec.hosts import find_host
     from dgxlab.transport.host import Host
     from dgxlab.transport.local import LocalTransport

@@ -18,14 +18,14 @@ from dgxlab.units import conditions, duration, metric, size, style
 
 
 class Lines:
-    """Turns events into lines. A run of a chain shares one line with the `chain` event that follows it."""
+    """Makes lines of text from the events of a job. A run of a chain is shown with the `chain` event after it."""
 
     def __init__(self) -> None:
         self._run: events.RunEvent | None = None  # of a chain, ended and not shown yet
         self._arms: set[str] = set()
 
     def of(self, event: Any) -> list[str]:
-        """Return the lines for an event, [] for most."""
+        """Return the lines to print for an event, [] for most."""
         match event.event:
             case "note":
                 return [event.note]
@@ -93,7 +93,7 @@ def _chain(event: events.ChainEvent, run: events.RunEvent | None) -> str:
     # the arms' durations would reveal the effect
     took = duration(run.seconds) if run and event.role == BURN_IN else ""
     around = ", ".join(filter(None, (took, conditions(event.conditions))))
-    what = " ".join(filter(None, (event.id, run.tool if run else "", place(event))))
+    what = " ".join(filter(None, (event.id, run.tool if run else "", position(event))))
     progress = []  # nothing about the candidate
     if event.role != CANDIDATE and event.drift is not None:
         progress.append(f"baselines {100 * event.drift:.2f} % apart")
@@ -107,8 +107,8 @@ def _chain(event: events.ChainEvent, run: events.RunEvent | None) -> str:
     return what + (f" ({around})" if around else "") + (f": {words}" if words else "")
 
 
-def place(event: events.ChainEvent) -> str:
-    """Name the place of a chain that an event is about."""
+def position(event: events.ChainEvent) -> str:
+    """Return where in its chain a run is, as `cycle 3 of 8, baseline`."""
     role, cycle = event.role, event.cycle
     if role == BURN_IN:
         return f"{role} {cycle}"
@@ -117,7 +117,7 @@ def place(event: events.ChainEvent) -> str:
 
 @contextmanager
 def display(out: Out) -> Iterator[Callable[[events.Event], None]]:
-    """Yield a function that shows events; on a terminal a bar is below the lines."""
+    """Yield a function that prints the events of a job to stderr, on a terminal with a progress bar."""
     if out.quiet:
         yield lambda event: None
     elif sys.stderr.isatty():

@@ -18,10 +18,9 @@ from typer import Option
 from dgxlab.errors import AGAIN, UNSEEN, DgxlabError, escaped, one_line
 
 CONTROL = rf"(?:\x1b\[|\x9b)[0-9;?]*[ -/]*[@-~]|{UNSEEN}"
-"""Text from a host that could control a terminal or change the order of shown text; a regex, compiled at the first
-output."""
+"""A regex of what could control a terminal or change the order of shown text; compiled at the first output."""
 
-OF_A_RECORD = ("run", "ab", "noise", "gate", "report", "jobs", "attach", "cancel", "logs", "import", "export")
+_OF_A_RECORD = ("run", "ab", "noise", "gate", "report", "jobs", "attach", "cancel", "logs", "import", "export")
 """Commands that take --db."""
 
 Format = StrEnum("Format", ["human", "json"])
@@ -31,13 +30,13 @@ QuietOption = Annotated[bool, Option("--quiet", "-q", help="No progress on stder
 
 @dataclass(frozen=True)
 class Out:
-    """Prints in the chosen format."""
+    """Prints a command's output in the chosen format."""
 
     format: FormatOption = Format.human
     quiet: QuietOption = False
 
     def result(self, value: Any, human: str | Callable[[], str]) -> None:
-        """Print a command's result: `value`, which may hold records, as JSON, or the text for people."""
+        """Print a command's result to stdout: `value`, which may hold dataclasses, as JSON, else the text `human`."""
         if self.format is Format.json:
             from dgxlab.model import to_json
 
@@ -48,7 +47,7 @@ class Out:
             _write(sys.stdout, text.rstrip("\n"))
 
     def lines(self, values: Iterable[Any], human: Callable[[], str]) -> None:
-        """Print a result of several parts: one JSON value per line, or the text for people."""
+        """Print a result of several parts to stdout: each value as a line of JSON, else the text `human`."""
         if self.format is Format.json:
             text = "\n".join(json.dumps(value, ensure_ascii=False, allow_nan=False) for value in values)
             _write(sys.stdout, escaped(text))
@@ -56,7 +55,7 @@ class Out:
             _write(sys.stdout, clean(human()))
 
     def report(self, value: Any, markdown: Callable[[], str]) -> None:
-        """Print a report: drawn on a terminal, else as markdown, or as JSON if requested."""
+        """Print a report to stdout: as JSON if requested, else as markdown, which is drawn on a terminal."""
         if self.format is Format.json or not sys.stdout.isatty():
             self.result(value, markdown)
             return
@@ -66,13 +65,13 @@ class Out:
             draw(clean(markdown()))
 
     def note(self, text: str) -> None:
-        """Print a progress line to stderr."""
+        """Print a line to stderr, unless --quiet is given."""
         if text and not self.quiet:
             _write(sys.stderr, clean(text))
 
 
 def write_bytes(content: bytes) -> None:
-    """Write a file to stdout unchanged; on a terminal without control sequences."""
+    """Write bytes to stdout; on a terminal, control sequences are removed."""
     if sys.stdout.isatty():
         content = clean(content.decode(errors="replace")).encode()
     with _reader(sys.stdout):
@@ -81,7 +80,7 @@ def write_bytes(content: bytes) -> None:
 
 
 def agreed(question: str) -> bool:
-    """Ask on stderr, since stdout carries the result. Anything but yes is no, also end of input and Ctrl-C."""
+    """Ask a question on stderr, since stdout has the result; return whether the answer is yes."""
     sys.stderr.write(clean(f"{question} [y/N]: "))
     sys.stderr.flush()
     try:
@@ -99,12 +98,12 @@ def clean(text: str) -> str:
 
 
 def plural(number: int, word: str) -> str:
-    """Return a count with its word: `1 problem`, `no problems`."""
+    """Return a number with a noun: `1 problem`, `2 problems`, `no problems`."""
     return f"{number or 'no'} {word}{'' if number == 1 else 's'}"
 
 
 def table(rows: Sequence[Mapping[str, str]], *, right: Collection[str] = ()) -> str:
-    """Return rows as a table below their column names; columns in `right` are right-aligned."""
+    """Return rows, at least one, as a text table with a header; columns named in `right` are right-aligned."""
     columns = list(rows[0])
     lines = [columns, *([one_line(row[column]) for column in columns] for row in rows)]
     padded = []
@@ -115,7 +114,7 @@ def table(rows: Sequence[Mapping[str, str]], *, right: Collection[str] = ()) -> 
 
 
 def show_error(error: DgxlabError) -> None:
-    """Print an error: one sentence, its details, the next command."""
+    """Print an error to stderr: its sentence, its details, the next command."""
     details = error.details.splitlines()
     known = int(bool(details) and details[0] in error.message)  # the sentence may contain the first detail
     lines = [f"error: {one_line(error.message)}", *(f"  {line}" for line in details[known:])]
@@ -124,11 +123,11 @@ def show_error(error: DgxlabError) -> None:
 
 
 def as_typed(next: str) -> str:
-    """Return the command to type: for AGAIN the current one, with --db if it was given."""
+    """Return an error's `next` as a command to type: the current one for AGAIN; --db is added if it was given."""
     if next.startswith(AGAIN):
         return typed() + next.removeprefix(AGAIN).removeprefix(" with")
     words = next.split()
-    if words[:1] == ["dgxlab"] and words[1] in OF_A_RECORD:
+    if words[:1] == ["dgxlab"] and words[1] in _OF_A_RECORD:
         for word, after in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
             if word == "--db" or word.startswith("--db="):
                 return f"{next} --db {shlex.quote(word.partition('=')[2] or after)}"

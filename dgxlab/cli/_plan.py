@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dgxlab import model, stats
 from dgxlab.cli._out import plural, table
-from dgxlab.lab.outlook import command
+from dgxlab.lab.outlook import command_for
 from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, ChainStep, ParityGate, Plan, RunStep
 from dgxlab.stats import cycle_range
 from dgxlab.units import duration, metric, percent
@@ -17,12 +17,12 @@ from dgxlab.units import duration, metric, percent
 if TYPE_CHECKING:
     from dgxlab.lab.outlook import Outlook
 
-PLAIN = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)  # words that need no shell quoting, placeholders included
-NEVER = "over 100"  # shown when more cycles are needed than dgxlab proposes
+_PLAIN = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)  # words that need no shell quoting, placeholders included
+_NEVER = "over 100"  # shown when more cycles are needed than dgxlab proposes
 
 
 def describe(plan: Plan) -> str:
-    """Return the plan as text; values that only the host knows stay {placeholders}."""
+    """Return a plan as text; what only the host knows is a {placeholder}."""
     lines = [f"experiment {plan.name}"]
     for arm in plan.arms:
         series = ", ".join(f"{ref.name}@{ref.digest[:12]}" for ref in arm.source.series) or "none"
@@ -106,11 +106,11 @@ def _cells(step: RunStep) -> str:
 
 def _command(argv: tuple[str, ...], env: Mapping[str, str] | None = None) -> str:
     assigned = [f"{key}={shlex.quote(value)}" for key, value in (env or {}).items()]
-    return "  " + " ".join([*assigned, *(word if PLAIN.fullmatch(word) else shlex.quote(word) for word in argv)])
+    return "  " + " ".join([*assigned, *(word if _PLAIN.fullmatch(word) else shlex.quote(word) for word in argv)])
 
 
 def describe_outlook(outlook: Outlook, experiment: model.Experiment) -> str:
-    """Return the outlook as text: one line per claim, then the planned session and the needed one."""
+    """Return the predictions for a session as text: a row per comparison, then the planned and the needed length."""
     effect = percent(outlook.effect)
     lines = [f"experiment {experiment.name} on host {experiment.host}, to see an effect of {effect}"]
     if outlook.claims:
@@ -119,24 +119,24 @@ def describe_outlook(outlook: Outlook, experiment: model.Experiment) -> str:
                 "cell": " ".join(filter(None, (claim.model, claim.label, metric(claim.metric).label))),
                 "noise floor": percent(claim.sigma),
                 "MDE": percent(claim.mde),
-                "cycles": str(claim.needed or NEVER),
+                "cycles": str(claim.needed or _NEVER),
                 "measured by": claim.session,
             }
             for claim in outlook.claims
         ]
-        needed = f"{NEVER} cycles, which no session has"
+        needed = f"{_NEVER} cycles, which no session has"
         if outlook.needed is not None:
             needed = _session(outlook.needed, outlook.seconds_needed)
         lines += ["", table(rows, right=("noise floor", "MDE", "cycles"))]
         lines += ["", length(outlook), f"needed for {effect}: {needed}"]
     if outlook.unknown:
         lines += ["", f"no noise floor: {', '.join(outlook.unknown)}"]
-        lines.append(f"measured by: {command('noise', experiment)}")
+        lines.append(f"measured by: {command_for('noise', experiment)}")
     return "\n".join(lines)
 
 
 def length(outlook: Outlook) -> str:
-    """Return a session's number of cycles and their duration, where the record has the data."""
+    """Return a line with the planned cycles of a session, and how long they take if the record tells."""
     if outlook.cycles is None:
         fewest, most = cycle_range(outlook.family)
         return f"planned: {fewest} to {most} cycles, as the burn-in of each chain decides"

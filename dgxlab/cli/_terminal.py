@@ -14,28 +14,28 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 from rich.text import Text, TextType
 
-from dgxlab.cli._display import Lines, place
+from dgxlab.cli._display import Lines, position
 from dgxlab.errors import one_line
 
-WORD = 40  # max length of a word in a drawn table that is not broken into lines
+_WORD = 40  # max length of a word in a drawn table that is not broken into lines
 
 
 def draw(markdown: str) -> None:
-    """Draw a report on stdout."""
-    Console(highlight=False).print(Page(markdown, hyperlinks=False), crop=False)
+    """Draw a markdown report on stdout."""
+    Console(highlight=False).print(_Page(markdown, hyperlinks=False), crop=False)
 
 
-class Title(Heading):
-    """A heading at the left, whatever its level."""
+class _Title(Heading):
+    """A left-aligned heading."""
 
     LEVEL_ALIGN = {}  # noqa: RUF012 - its parent's
 
 
-class Summary(TextElement):
-    """The heading of a folded part, which is shown unfolded; its end prints nothing."""
+class _Summary(TextElement):
+    """A <details> block: its summary is printed as a heading, and its content unfolded below."""
 
     def on_text(self, context: MarkdownContext, text: TextType) -> None:
-        """Keep the words of the heading."""
+        """Take the summary's text, without tags."""
         self.heading = re.sub(r"<[^>]*>", "", str(text)).strip()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -43,7 +43,7 @@ class Summary(TextElement):
             yield Text(f"{self.heading}:", style="bold")
 
 
-class Rows(TableElement):
+class _Rows(TableElement):
     """A table that breaks texts but never numbers: a number cut short is a wrong number."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -55,7 +55,7 @@ class Rows(TableElement):
         yield from console.render(table, options.update(max_width=max(options.max_width, needed)))
 
     def table(self, *, tight: bool = False) -> Table:
-        """Return the drawn table; if `tight`, headers of number columns break at blanks."""
+        """Return the table to draw; if `tight`, headers of number columns break at blanks."""
         drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_edge=False)
         header = self.header.row.cells if self.header and self.header.row else []
         body = [[cell.content for cell in row.cells] for row in (self.body.rows if self.body else [])]
@@ -70,21 +70,21 @@ class Rows(TableElement):
                 justify=cell.justify,
                 overflow="fold",
                 width=least if number and tight else None,
-                min_width=least if number else min(least, WORD),
+                min_width=least if number else min(least, _WORD),
             )
         for row in body:
             drawn.add_row(*row)
         return drawn
 
 
-class Page(Markdown):
-    """Everything in a report."""
+class _Page(Markdown):
+    """A report in markdown, as rich draws it."""
 
-    elements = {**Markdown.elements, "heading_open": Title, "table_open": Rows, "html_block": Summary}  # noqa: RUF012
+    elements = {**Markdown.elements, "heading_open": _Title, "table_open": _Rows, "html_block": _Summary}  # noqa: RUF012
 
 
 class Bar:
-    """Lines above, one bar below."""
+    """Prints the events of a job as lines, above one progress bar."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True, highlight=False)
@@ -95,13 +95,13 @@ class Bar:
         self.lines = Lines()
 
     def show(self, event: Any) -> None:
-        """Print the lines of an event, and move the bar."""
+        """Print the lines of an event, and update the bar."""
         for line in self.lines.of(event):
             self.console.print(one_line(line), markup=False)
         if event.event == "progress":
             self._move(f"{event.id} {event.note}", event.done, event.total or None)
         elif event.event == "chain":
-            self._move(f"{event.id} {place(event)}", event.done, event.total)
+            self._move(f"{event.id} {position(event)}", event.done, event.total)
             self.progress.refresh()  # runs may be shorter than the refresh interval
         elif event.event == "step" and event.state == "started":
             self.progress.remove_task(self.task)  # a reset task would keep the total of the previous step

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from dgxlab.cli._app import App, Desk, connect, hosts_files
+from dgxlab.cli._app import App, Workspace, connect, hosts_files
 from dgxlab.cli._out import Out, agreed, as_typed, plural, table, typed
 from dgxlab.errors import AGAIN, CheckFailed, DgxlabError, HostError, SpecError, UsageError, one_line
 from dgxlab.units import size
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 app = App("Add, list, check and clean hosts.")
 
-NameArgument = Annotated[str, Argument(help="The host's name.")]
+_NameArgument = Annotated[str, Argument(help="The host's name.")]
 
 Kind = StrEnum("Kind", ["builds", "models", "work", "jobs", "tools", "agents", "leftovers"])
 """What can be removed from a host."""
@@ -113,27 +113,27 @@ def list_(*, out: Out) -> None:
 
 
 @app.add
-def check(name: NameArgument = "local", *, out: Out) -> None:
+def check(name: _NameArgument = "local", *, out: Out) -> None:
     """Show what a host has: machine, GPUs, tools, compilers.
 
     Example: dgxlab host check local
     """
-    from dgxlab.lab.doctor import judge
+    from dgxlab.lab.doctor import check_facts
 
     host = connect(name)
     probe = host.probe()
-    out.result(probe.facts, lambda: "\n".join(map(_line, judge(probe.facts, host.entry, probe.absent))))
+    out.result(probe.facts, lambda: "\n".join(map(_line, check_facts(probe.facts, host.entry, probe.absent))))
 
 
 @app.add
 def clean(
-    name: NameArgument = "local",
+    name: _NameArgument = "local",
     dry_run: bool = Option(False, "--dry-run", help="Only list what would go and why the rest stays."),
     older_than: float = Option(30, metavar="DAYS", min=0, help="Keep what was used in the last so many days."),
     kind: list[Kind] | None = Option(None, metavar="KIND", help=KINDS),
     yes: bool = Option(False, "--yes", "-y", help="Remove without asking."),
     *,
-    desk: Desk,
+    workspace: Workspace,
     out: Out,
 ) -> None:
     """Remove unused builds, folders and jobs; no measurement is lost.
@@ -142,7 +142,7 @@ def clean(
     """
     from dgxlab.lab import clean as use_case
 
-    with desk.lab_if_any() as lab:
+    with workspace.lab_if_any() as lab:
         host = connect(name)
         candidates = use_case.survey(lab, host, kind or list(Kind), older_than)
         if dry_run:
@@ -159,18 +159,20 @@ def clean(
     out.result(cleaned, "\n".join([*lines, f"removed {plural(len(cleaned.removed), 'thing')}, {freed}"]))
 
 
-def doctor(name: str = Argument("local", help="The host to look at as well."), *, desk: Desk, out: Out) -> None:
+def doctor(
+    name: str = Argument("local", help="The host to look at as well."), *, workspace: Workspace, out: Out
+) -> None:
     """Show what is missing here and on a host, and how to fix it.
 
     Example: dgxlab doctor local
     """
-    from dgxlab.lab.doctor import MISSING, Finding, look_at_client, look_at_host
-    from dgxlab.source import default_path
+    from dgxlab.lab.doctor import MISSING, Finding, check_client, check_host
+    from dgxlab.source import cache_path
 
-    findings = [*look_at_client(desk.database, default_path(), hosts_files())]
+    findings = [*check_client(workspace.database, cache_path(), hosts_files())]
     if not any(each.name == "hosts" and each.state == MISSING for each in findings):
         try:
-            findings += look_at_host(connect(name))
+            findings += check_host(connect(name))
         except DgxlabError as error:  # no host of that name
             findings.append(Finding("reach", MISSING, error.message, error.next, where=name))
     findings = [replace(finding, next=as_typed(finding.next)) for finding in findings]
@@ -191,11 +193,11 @@ def _line(finding: Finding) -> str:
 
 def _trust_keys(destination: str, yes: bool, out: Out) -> None:
     """Ask about the key of every untrusted hop on the way to a host."""
-    from dgxlab.transport.ssh import fingerprint
+    from dgxlab.transport.ssh import host_key
     from dgxlab.transport.ssh_trust import NotTrusted, trust
 
     asked = False
-    while (key := fingerprint(destination)).state != "trusted":
+    while (key := host_key(destination)).state != "trusted":
         if key.state != "unknown":
             raise NotTrusted(key, shlex.quote(destination))
         out.note(f"{key.destination} shows {key.keytype} {key.fingerprint}")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from dgxlab.cli._app import JOB, App, Desk, JobArgument, connect
+from dgxlab.cli._app import JOB, App, JobArgument, Workspace, connect
 from dgxlab.cli._out import Format, Out, clean, table, write_bytes
-from dgxlab.cli.run import leave
+from dgxlab.cli.run import raise_for_verdicts
 from dgxlab.errors import AGAIN, DgxlabError, JobLost, RemoteError, UsageError
 from dgxlab.units import duration, size
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 app = App("Judge whole sessions.")
 
-WhereOption = Annotated[
+_WhereOption = Annotated[
     str | None, Option("--host", help="Look for it on this host, as another laptop may have started it.")
 ]
 
@@ -28,7 +28,7 @@ WhereOption = Annotated[
 def jobs(
     host: str | None = Option(None, help="The host to ask, by its name in hosts.yaml; local by default."),
     *,
-    desk: Desk,
+    workspace: Workspace,
     out: Out,
 ) -> None:
     """List the jobs of the host and the record; finish unfinished ones.
@@ -40,7 +40,7 @@ def jobs(
     name = host or "local"
     connected = connect(name)
     known: dict[str, Job] = {}
-    with desk.lab_if_any() if host else desk.lab() as lab:
+    with workspace.lab_if_any() if host else workspace.lab() as lab:
         if lab:
             settle(lab, connected, None, lambda event: None)
             known = {job.job_id: job for job in lab.store.jobs()}
@@ -66,7 +66,7 @@ def jobs(
     out.result(rows, lambda: clean(table(texts)) if texts else "no jobs")
 
 
-def attach(job: JobArgument, host: WhereOption = None, *, desk: Desk, out: Out) -> None:
+def attach(job: JobArgument, host: _WhereOption = None, *, workspace: Workspace, out: Out) -> None:
     """Follow a job from where the record ends, record it, and report.
 
     Example: dgxlab attach 20261120-120301-quickstart-3f2a9c
@@ -75,7 +75,7 @@ def attach(job: JobArgument, host: WhereOption = None, *, desk: Desk, out: Out) 
     from dgxlab.cli._display import display
     from dgxlab.lab.jobs import adopt, find, follow
 
-    with desk.lab(create=host is not None) as lab:
+    with workspace.lab(create=host is not None) as lab:
         connected, job_id = find(lab, job, host)
         error: DgxlabError | None
         try:
@@ -89,7 +89,7 @@ def attach(job: JobArgument, host: WhereOption = None, *, desk: Desk, out: Out) 
         out.report(page, lambda: report.render(page))
     try:
         if isinstance(page, report.SessionReport):
-            leave(page, error)
+            raise_for_verdicts(page, error)
         elif error:
             raise error
     except DgxlabError as error:
@@ -97,14 +97,14 @@ def attach(job: JobArgument, host: WhereOption = None, *, desk: Desk, out: Out) 
         raise
 
 
-def cancel(job: JobArgument, host: WhereOption = None, *, desk: Desk, out: Out) -> None:
+def cancel(job: JobArgument, host: _WhereOption = None, *, workspace: Workspace, out: Out) -> None:
     """End a job and only its processes; its measurements are kept.
 
     Example: dgxlab cancel 20261120-120301-quickstart-3f2a9c
     """
     from dgxlab.lab.jobs import find, settle
 
-    with desk.lab(create=host is not None) as lab:
+    with workspace.lab(create=host is not None) as lab:
         connected, job_id = find(lab, job, host)
         try:
             status = connected.cancel(job_id)
@@ -121,7 +121,7 @@ def reject(
     session: JobArgument,
     because: str = Option(..., help="Why, in words; every report of it says so."),
     *,
-    desk: Desk,
+    workspace: Workspace,
     out: Out,
 ) -> None:
     """Reject a session for good: none of its results count.
@@ -135,7 +135,7 @@ def reject(
 
     if not because.strip():
         raise UsageError("--because says nothing", next="dgxlab session reject --help")
-    with desk.store() as store:
+    with workspace.store() as store:
         job_id = only_match(store.job_ids(session), session)
         judgement.reject(store, job_id, because)
     out.result({"session": job_id, "rejected": because}, f"session {job_id} is rejected: {because}")
@@ -147,7 +147,7 @@ def logs(
     unpack: Path | None = Option(None, "--out", help="Unpack every file into this new folder."),
     host: str | None = Option(None, help="Fetch from this host, where the record's name for it is not yours."),
     *,
-    desk: Desk,
+    workspace: Workspace,
     out: Out,
 ) -> None:
     """List the output files of a session, or print one.
@@ -158,14 +158,14 @@ def logs(
     from dgxlab.lab import raw
     from dgxlab.store import only_match
 
-    with desk.lab_if_any() if host else desk.lab() as lab:
+    with workspace.lab_if_any() if host else workspace.lab() as lab:
         unknown = "; if another laptop started it, dgxlab attach records it"
         attach = shlex.join(["dgxlab", "attach", session, "--host", host]) if host else "dgxlab jobs"
         job_id = only_match(lab.store.job_ids(session) if lab else [], session, unknown, next=attach)
         assert lab is not None
         job = lab.store.job(job_id)
         with display(out) as watch:
-            archive, files = raw.kept(lab, job, host, watch)
+            archive, files = raw.archive(lab, job, host, watch)
     if unpack is not None:
         raw.unpack(archive, unpack)
     rows = {path: {**vars(file), "what": raw.describe(job, path)} for path, file in files.items()}

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 app = App("List, check, refresh and export patch series.")
 
-NameArgument = Annotated[str, Argument(help="The series: a folder under patches/.")]
+_NameArgument = Annotated[str, Argument(help="The series: a folder under patches/.")]
 
 
 @dataclass(frozen=True)
-class Upstream:
-    """Options: the pin and its source."""
+class _PinOptions:
+    """Options of commands that need a pin."""
 
     pin: Annotated[
         str | None, Option("--pin", help="A llama.cpp commit; by default the one that this project's specs name.")
@@ -36,7 +36,7 @@ class Upstream:
     trust_source: TrustSourceOption = False
 
     def fetch(self, out: Out) -> tuple[Path, PinCache, str]:
-        """Return project, cache with the pin, and pin: the requested one, else the one that all specs name."""
+        """Fetch the requested pin, else the one that all specs name; return the project, the pin cache and the pin."""
         from dgxlab.source import PinCache
 
         root, specs = project.root(), []
@@ -79,7 +79,7 @@ def list_(*, out: Out) -> None:
 
 @app.add
 def check(
-    names: list[str] | None = Argument(None, help="Series to check; all by default."), *, upstream: Upstream, out: Out
+    names: list[str] | None = Argument(None, help="Series to check; all by default."), *, options: _PinOptions, out: Out
 ) -> None:
     """Check that series are complete and apply to a pin exactly.
 
@@ -91,7 +91,7 @@ def check(
     known = series.names(root)
     if unknown := [name for name in names or () if name not in known]:
         raise UsageError(f"{root / 'patches'} has no series {unknown[0]!r}", next="dgxlab patch list")
-    _, cache, at = upstream.fetch(out)
+    _, cache, at = options.fetch(out)
     problems = {name: series.check(root, name, cache, at) for name in names or known}
     lines = []
     for name, listed in problems.items():
@@ -103,25 +103,25 @@ def check(
 
 
 @app.add
-def refresh(name: NameArgument, *, upstream: Upstream, out: Out) -> None:
+def refresh(name: _NameArgument, *, options: _PinOptions, out: Out) -> None:
     """Port a series to a pin by three-way merges, and rewrite it.
 
     Example: dgxlab patch refresh backend-ops-shapes
     """
     from dgxlab import series
 
-    root, cache, at = upstream.fetch(out)
+    root, cache, at = options.fetch(out)
     changed = series.refresh(root, name, cache, at)
     out.result({"pin": at, "changed": changed}, "\n".join(f"wrote {name}" for name in changed) or "nothing to change")
 
 
 @app.add
 def export(
-    name: NameArgument,
+    name: _NameArgument,
     tree: Path = Option(..., help="A llama.cpp checkout on the pin."),
     message: str = Option("", "--message", "-m", help="Commit message for what is not committed."),
     *,
-    upstream: Upstream,
+    options: _PinOptions,
     out: Out,
 ) -> None:
     """Turn a checkout into a series, a patch a commit.
@@ -130,6 +130,6 @@ def export(
     """
     from dgxlab import series
 
-    root, cache, at = upstream.fetch(out)
+    root, cache, at = options.fetch(out)
     patches = [patch.name for patch in series.export(root, name, cache, at, tree, message).patches]
     out.result({"series": name, "patches": patches}, "\n".join(f"patches/{name}/{p}" for p in patches))

@@ -11,13 +11,13 @@ from typing import Annotated
 from typer import Argument, Option
 
 from dgxlab import units
-from dgxlab.cli._app import JOB, App, Desk, connect
+from dgxlab.cli._app import JOB, App, Workspace, connect
 from dgxlab.cli._out import Format, Out, plural
 from dgxlab.errors import CheckFailed, UsageError, command
 
 app = App("Check, merge and rebuild the record.")
 
-PathArgument = Annotated[Path | None, Argument(help="The database; --db by default.")]
+_PathArgument = Annotated[Path | None, Argument(help="The database; --db by default.")]
 
 # written out, as --help is printed before any tool is imported
 Tool = StrEnum("Tool", ["llama-bench", "test-backend-ops", "llama-batched-bench"])  # whose rows the record can hand on
@@ -37,7 +37,7 @@ def import_(
         help="In which format: console, sql, json, jsonl, csv, md, nsys or ncu; by default what it looks like.",
     ),
     *,
-    desk: Desk,
+    workspace: Workspace,
     out: Out,
 ) -> None:
     """Import a tool's output from elsewhere, exactly or not at all.
@@ -47,7 +47,7 @@ def import_(
     from dgxlab import imported
 
     adopted = imported.open_file(file, tool, format_of)
-    with desk.store(create=True) as store:
+    with workspace.store(create=True) as store:
         new = imported.record(store, adopted)
     reading = adopted.reading
     for note in reading.notes if out.format is Format.human else ():
@@ -68,7 +68,7 @@ def export(
     name: str | None = Option(None, help="Only jobs of this experiment or session."),
     imported: str | None = Option(None, metavar="FILE", help="An imported file's rows, by name or id, alone."),
     *,
-    desk: Desk,
+    workspace: Workspace,
     out: Out,
 ) -> None:
     """Export measured rows, for compare-llama-bench.py.
@@ -80,7 +80,7 @@ def export(
 
     if imported and (tool or job or name):
         raise UsageError("--imported hands on one file and nothing else", next="dgxlab export --help")
-    with desk.store() as store:
+    with workspace.store() as store:
         if imported:
             tables = [exported.collect_imported(store, imported)]
         else:
@@ -100,7 +100,7 @@ def export(
 
 
 @app.add
-def check(path: PathArgument = None, *, desk: Desk, out: Out) -> None:
+def check(path: _PathArgument = None, *, workspace: Workspace, out: Out) -> None:
     """Check the record: integrity, seals, evidence, plans and verdicts.
 
     Example: dgxlab db check
@@ -109,7 +109,7 @@ def check(path: PathArgument = None, *, desk: Desk, out: Out) -> None:
 
     from dgxlab import audit, ingest
 
-    with replace(desk, db=path or desk.db).store() as store:
+    with replace(workspace, db=path or workspace.db).store() as store:
         problems = audit.check(store)
         # not problems: impossible values do not mean that the database is damaged
         beyond = [] if problems else list(ingest.impossible_runs(store))
@@ -150,7 +150,7 @@ def merge(
     """
     from dgxlab import audit
 
-    with Desk(current).store() as store:
+    with Workspace(current).store() as store:
         counts = audit.merge(store, other)
     added = sum(counts.values())
     out.result(counts, f"{added} rows added" + "".join(f", {n} {t}" for t, n in counts.items() if n))
@@ -158,10 +158,10 @@ def merge(
 
 @app.add
 def rebuild(
-    path: PathArgument = None,
+    path: _PathArgument = None,
     host: list[str] | None = Option(None, help="A host with jobs of the record; may be given again."),
     *,
-    desk: Desk,
+    workspace: Workspace,
     out: Out,
 ) -> None:
     """Rebuild the record from the jobs' files on hosts and here.
@@ -173,9 +173,9 @@ def rebuild(
     """
     from dgxlab.lab import rebuild
 
-    desk = replace(desk, db=path or desk.db)
-    rebuild.mend(desk.database, out.note)
-    with desk.lab(create=True) as lab:
+    workspace = replace(workspace, db=path or workspace.db)
+    rebuild.mend(workspace.database, out.note)
+    with workspace.lab(create=True) as lab:
         hosts = [connect(name) for name in host or ()]
         done = rebuild.rebuild(lab, hosts, lambda event: out.note(getattr(event, "note", "")))
     lines = [f"{job_id} is left out: {reason}" for job_id, reason in done.left]

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from typer import Argument, Option
 
-from dgxlab.cli._app import JOB, Desk, WideOption
+from dgxlab.cli._app import JOB, WideOption, Workspace
 from dgxlab.cli._out import Out, plural
 from dgxlab.errors import CheckFailed, SpecError, UsageError, command, edit
 
@@ -50,7 +50,7 @@ def report(  # noqa: PLR0913, PLR0917 - each is an option
     check: bool = Option(False, "--check", help="Exit with 11 where a block or a page of documents is stale."),
     wide: WideOption = False,
     *,
-    desk: Desk,
+    workspace: Workspace,
     out: Out,
 ) -> None:
     """Print tables from the record, or update those in documents.
@@ -63,8 +63,8 @@ def report(  # noqa: PLR0913, PLR0917 - each is an option
     words = {"baseline": baseline, "host": host, "model": model, "cells": cells}
     words["source" if form == "published" else "published"] = published
     given = {key: value for key, value in words.items() if value is not None}
-    out.note(desk.where)
-    with desk.store() as opened:
+    out.note(workspace.where)
+    with workspace.store() as opened:
         if update or check:
             beside = bool(form or given or plots or sessions or wide or (update and check))
             _documents(opened, named, out, update=update, beside=beside)
@@ -218,13 +218,13 @@ def _write(path: Path, page: bytes) -> bool:
 
 
 @dataclass(frozen=True)
-class BlockState:
-    """A block of a document, or the page of a session that it links to, and whether it matches the record."""
+class _BlockState:
+    """Whether a block of a document, or a session's page that the document links to, agrees with the record."""
 
     file: str
     line: int
     form: str
-    """"" of a page."""
+    """The block's; "" for a page."""
     state: str  # current, stale, or missing if it names data that does not exist
     reason: str = ""
     page: str = ""
@@ -260,9 +260,9 @@ def _documents(store: Store, names: Sequence[str], out: Out, *, update: bool, be
         for block, text in zip(document.blocks, map(text_of, asked), strict=True):
             where = (str(document.path), block.line, block.words["form"])
             if isinstance(text, UsageError):
-                own.append(BlockState(*where, "missing", text.message))
+                own.append(_BlockState(*where, "missing", text.message))
             else:
-                own.append(BlockState(*where, "stale" if document.is_stale(block, text) else "current"))
+                own.append(_BlockState(*where, "stale" if document.is_stale(block, text) else "current"))
         stale = sum(state.state == "stale" for state in own)
         lines.append(f"{document.path}: {plural(len(own), 'block')}, {stale or 'none'} filled anew")
         states += own
@@ -282,7 +282,7 @@ def _documents(store: Store, names: Sequence[str], out: Out, *, update: bool, be
     out.result({"blocks": states}, "\n".join(lines))
 
 
-def _linked(store: Store, document: Document) -> Iterator[tuple[BlockState, bytes]]:
+def _linked(store: Store, document: Document) -> Iterator[tuple[_BlockState, bytes]]:
     """Yield each page of a session that a document links to: its state, and what it is to hold."""
     for line, path, alias in document.session_pages():
         where = (str(document.path), line, "")
@@ -291,14 +291,14 @@ def _linked(store: Store, document: Document) -> Iterator[tuple[BlockState, byte
             reason = "" if path.is_file() else "there is no such file"
             state = "stale" if reason or path.read_bytes() != page else "current"
         except UsageError as error:
-            yield BlockState(*where, "missing", error.message, str(path)), b""
+            yield _BlockState(*where, "missing", error.message, str(path)), b""
             continue
         except OSError as error:
             raise SpecError(f"{path} cannot be read: {error.strerror}", next=command("ls", "-l", path)) from error
-        yield BlockState(*where, state, reason, str(path)), page
+        yield _BlockState(*where, state, reason, str(path)), page
 
 
-def _check(states: Sequence[BlockState], out: Out) -> None:
+def _check(states: Sequence[_BlockState], out: Out) -> None:
     wrong = [state for state in states if state.state != "current"]
     pages = sum(bool(state.page) for state in states)
     blocks = plural(len(states) - pages, "block") + (f" and {plural(pages, 'page')}" if pages else "")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from dgxlab.cli._app import Desk, FailOnOption, TrustSourceOption, WideOption, experiment
+from dgxlab.cli._app import FailOnOption, TrustSourceOption, WideOption, Workspace, experiment
 from dgxlab.cli._out import Out, plural, show_error
 from dgxlab.errors import AGAIN, CheckFailed, ConditionsError, DgxlabError, SpecError, UsageError, command
 from dgxlab.units import share
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 Same = StrEnum("Same", ["matrix", "models", "session", "host"])  # differences between the arms that --allow can permit
 
-SpecArgument = Annotated[str, Argument(help="The experiment's YAML file, or its name in experiments/.")]
-AllowOption = Annotated[
+_SpecArgument = Annotated[str, Argument(help="The experiment's YAML file, or its name in experiments/.")]
+_AllowOption = Annotated[
     list[Same] | None, Option("--allow", help="Compare arms that differ in this too; may be given again.")
 ]
-TreeOption = Annotated[
+_TreeOption = Annotated[
     Path | None, Option("--tree", help="Build this llama.cpp checkout, dirty or not, instead of the spec's series.")
 ]
-MaxMinutesOption = Annotated[
+_MaxMinutesOption = Annotated[
     float | None,
     Option(
         "--max-minutes",
@@ -41,7 +41,7 @@ MaxMinutesOption = Annotated[
 
 
 @dataclass(frozen=True)
-class Chosen:
+class _SpecOptions:
     """Options of every command that reads specs."""
 
     host: Annotated[str | None, Option("--host", help="Run on this host instead of the spec's.")] = None
@@ -52,19 +52,19 @@ class Chosen:
     trust_source: TrustSourceOption = False
 
     def request(self, kind: str, spec: str, baseline: str = "", **options: Any) -> Request:
-        """Return the request of a command, its specs read; an A/B session's baseline is read first."""
+        """Read the specs, by path or name, and return the request; `options` are further fields of it."""
         from dgxlab.lab.session import Request
 
         first = experiment(baseline, self.set_, self.host) if baseline else None
         return Request(kind, experiment(spec, self.set_, self.host), first, **options)
 
-    def at(self, desk: Desk, request: Request) -> Desk:
-        """Return the desk for the project of the first spec."""
-        return replace(desk, project=Path(request.experiments[0].root), trust_source=self.trust_source)
+    def at(self, workspace: Workspace, request: Request) -> Workspace:
+        """Return the workspace of the project that the first spec belongs to."""
+        return replace(workspace, project=Path(request.experiments[0].root), trust_source=self.trust_source)
 
 
 @dataclass(frozen=True)
-class Measuring(Chosen):
+class _MeasureOptions(_SpecOptions):
     """Options of every command that measures."""
 
     wait: Annotated[
@@ -74,43 +74,45 @@ class Measuring(Chosen):
 
 
 def run(
-    spec: SpecArgument,
+    spec: _SpecArgument,
     again: bool = Option(False, "--again", help="Measure everything, up to date or not."),
-    tree: TreeOption = None,
+    tree: _TreeOption = None,
     wide: WideOption = False,
     *,
-    chosen: Measuring,
-    desk: Desk,
+    options: _MeasureOptions,
+    workspace: Workspace,
     out: Out,
 ) -> None:
     """Build, gate and measure whatever is not up to date, and report.
 
     Example: dgxlab run experiments/cpu/quickstart.yaml
     """
-    _measure(chosen.request("run", spec, again=again, tree=tree), chosen, desk, out, wide=wide)
+    _measure(options.request("run", spec, again=again, tree=tree), options, workspace, out, wide=wide)
 
 
-def gate(spec: SpecArgument, tree: TreeOption = None, *, chosen: Measuring, desk: Desk, out: Out) -> None:
+def gate(
+    spec: _SpecArgument, tree: _TreeOption = None, *, options: _MeasureOptions, workspace: Workspace, out: Out
+) -> None:
     """Build and run the gates alone.
 
     Example: dgxlab gate experiments/cpu/quickstart.yaml
     """
-    _measure(chosen.request("gate", spec, tree=tree), chosen, desk, out)
+    _measure(options.request("gate", spec, tree=tree), options, workspace, out)
 
 
 def ab(  # noqa: PLR0913 - each is an option
     baseline: str = Argument(help="What to compare with: a YAML file, or its name in experiments/."),
     candidate: str = Argument(help="What is to be judged: a YAML file, or its name in experiments/."),
-    allow: AllowOption = None,
+    allow: _AllowOption = None,
     screen: bool = Option(
         False, "--screen", help="One bracket instead of a chain: drops a bad idea early, keeps no good one."
     ),
     fail_on: FailOnOption = None,
-    max_minutes: MaxMinutesOption = None,
+    max_minutes: _MaxMinutesOption = None,
     wide: WideOption = False,
     *,
-    chosen: Measuring,
-    desk: Desk,
+    options: _MeasureOptions,
+    workspace: Workspace,
     out: Out,
 ) -> None:
     """Measure a candidate against its baseline, and judge it.
@@ -121,17 +123,17 @@ def ab(  # noqa: PLR0913 - each is an option
     Example: dgxlab ab threads-2 threads-1
     """
     kind = "screen" if screen else "ab"
-    request = chosen.request(kind, candidate, baseline, allow=allow or (), max_s=_seconds(max_minutes))
-    _measure(request, chosen, desk, out, fail_on or (), wide=wide)
+    request = options.request(kind, candidate, baseline, allow=allow or (), max_s=_seconds(max_minutes))
+    _measure(request, options, workspace, out, fail_on or (), wide=wide)
 
 
 def noise(
-    spec: SpecArgument,
+    spec: _SpecArgument,
     fail_on: FailOnOption = None,
     wide: WideOption = False,
     *,
-    chosen: Measuring,
-    desk: Desk,
+    options: _MeasureOptions,
+    workspace: Workspace,
     out: Out,
 ) -> None:
     """Measure an experiment against itself: the host's noise floor.
@@ -140,19 +142,19 @@ def noise(
 
     Example: dgxlab noise experiments/h200/h200.yaml
     """
-    _measure(chosen.request("noise", spec, spec), chosen, desk, out, fail_on or (), wide=wide)
+    _measure(options.request("noise", spec, spec), options, workspace, out, fail_on or (), wide=wide)
 
 
 def plan(
-    spec: SpecArgument,
+    spec: _SpecArgument,
     candidate: str | None = Argument(None, help="What would be compared with it, as a file or a name."),
-    tree: TreeOption = None,
-    allow: AllowOption = None,
+    tree: _TreeOption = None,
+    allow: _AllowOption = None,
     effect: str | None = Option(None, metavar="SHARE", help="Say instead what an A/B session would see; 2% or 0.02."),
-    max_minutes: MaxMinutesOption = None,
+    max_minutes: _MaxMinutesOption = None,
     *,
-    chosen: Chosen,
-    desk: Desk,
+    options: _SpecOptions,
+    workspace: Workspace,
     out: Out,
 ) -> None:
     """Show every command that a full run would execute.
@@ -167,18 +169,18 @@ def plan(
     if candidate and (tree or effect):
         raise UsageError("--tree and --effect are about one experiment", next=command("dgxlab", "plan", spec))
     if candidate:
-        request = chosen.request("ab", candidate, spec, allow=allow or (), max_s=_seconds(max_minutes))
+        request = options.request("ab", candidate, spec, allow=allow or (), max_s=_seconds(max_minutes))
     else:
-        request = chosen.request("run", spec, tree=tree)
-    _show_plan(request, effect, chosen.at(desk, request), out)
+        request = options.request("run", spec, tree=tree)
+    _show_plan(request, effect, options.at(workspace, request), out)
 
 
-def leave(session: SessionReport, error: DgxlabError | None, fail_on: Collection[str] = ()) -> None:
-    """Raise the error for a session's verdicts; --fail-on takes precedence over the job's own error.
+def raise_for_verdicts(session: SessionReport, error: DgxlabError | None, fail_on: Collection[str] = ()) -> None:
+    """Raise the error that a session ends the command with, if any.
 
     Raises:
-        CheckFailed: if a verdict matches --fail-on; the job's error is then only shown.
-        DgxlabError: the job's own error.
+        CheckFailed: if a verdict is one of `fail_on`; the job's own error is then only printed.
+        DgxlabError: `error`, the job's own.
         ConditionsError: if a verdict is invalid.
     """
     count, of = sum(session.counts.values()), "screen: " if session.kind == "screen" else ""
@@ -206,17 +208,23 @@ def _seconds(max_minutes: float | None) -> float:
 
 
 def _measure(
-    request: Request, chosen: Measuring, desk: Desk, out: Out, fail_on: Collection[str] = (), *, wide: bool = False
+    request: Request,
+    options: _MeasureOptions,
+    workspace: Workspace,
+    out: Out,
+    fail_on: Collection[str] = (),
+    *,
+    wide: bool = False,
 ) -> None:
     """Run the request, print the report in any case, then raise the error of the job or of its verdicts."""
     from dgxlab.cli._display import display
     from dgxlab.lab import session
 
-    desk = chosen.at(desk, request)
-    out.note(desk.where)
-    with desk.lab(create=True) as lab:
+    workspace = options.at(workspace, request)
+    out.note(workspace.where)
+    with workspace.lab(create=True) as lab:
         with display(out) as watch:
-            outcome = session.run(lab, replace(request, wait_s=60 * chosen.wait), watch)
+            outcome = session.run(lab, replace(request, wait_s=60 * options.wait), watch)
         from dgxlab import report  # imported late: earlier it would delay the measuring
 
         page: Any
@@ -233,20 +241,20 @@ def _measure(
             counted = f"{plural(outcome.planned, 'cell')}, {outcome.measured} measured now, {outcome.reused} up to date"
             counted += f", {missing} not measured" if missing else ""
         out.report(page, lambda: report.render(page, wide=wide))
-    out.note(f"{counted}; recorded in {desk.database}")
+    out.note(f"{counted}; recorded in {workspace.database}")
     if request.baseline:
-        leave(page, outcome.error, fail_on)
+        raise_for_verdicts(page, outcome.error, fail_on)
     elif outcome.error:
         raise outcome.error
 
 
-def _show_plan(request: Request, effect: str | None, desk: Desk, out: Out) -> None:
+def _show_plan(request: Request, effect: str | None, workspace: Workspace, out: Out) -> None:
     from dgxlab.cli._display import display
     from dgxlab.cli._plan import describe, describe_outlook, length
     from dgxlab.lab import outlook, session
     from dgxlab.source import PinCache
 
-    first, recorded = request.experiments[0], desk.database.exists()
+    first, recorded = request.experiments[0], workspace.database.exists()
     wanted = first.session.effect
     if effect:
         try:
@@ -255,13 +263,13 @@ def _show_plan(request: Request, effect: str | None, desk: Desk, out: Out) -> No
             message = f"an effect is a share as in 2% or 0.02, not {effect!r}"
             raise UsageError(message, next="dgxlab plan --help") from None
         if not recorded:
-            mend = outlook.command("noise", first)
-            raise SpecError(f"there is no {desk.database} yet, so no noise floor is known", next=mend)
+            mend = outlook.command_for("noise", first)
+            raise SpecError(f"there is no {workspace.database} yet, so no noise floor is known", next=mend)
     with display(out) as watch:
-        planned = session.full_plan(PinCache(trusted=desk.trust_source), request, watch)
+        planned = session.full_plan(PinCache(trusted=workspace.trust_source), request, watch)
     expected = None
     if recorded and (effect or request.baseline):
-        with desk.store() as store:
+        with workspace.store() as store:
             expected = outlook.outlook(store, first, planned.arms[0].source, wanted)
     if effect and expected:
         out.result(expected, describe_outlook(expected, first))

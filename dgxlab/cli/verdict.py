@@ -68,7 +68,7 @@ def verdict(
 
 @dataclass(frozen=True)
 class Line:
-    """The keys of a line."""
+    """One line of the input: a chain."""
 
     a: list[Any]
     b: list[Any]
@@ -84,7 +84,7 @@ class Line:
 
     @property
     def chain(self) -> Chain:
-        """The chain to judge."""
+        """The chain for `stats`."""
         from dgxlab.stats import DRIFT_LIMIT, Chain
 
         limit = DRIFT_LIMIT if self.drift_limit is None else self.drift_limit

@@ -1,4 +1,6 @@
-"""The use cases: run an experiment, follow jobs, settle unfinished ones, keep hosts in order.
+"""The use cases: run an experiment, follow jobs, bring unfinished ones to their end, keep hosts in order.
+
+A job is one plan that runs, detached, on a host. Its subject is what it measures: a digest of its kind and experiments.
 
 session  one pipeline for run, gate, ab, noise and screen
 provision  check a host and send what it lacks: build tools, sources, synthetic models
@@ -22,28 +24,29 @@ from dgxlab.source import PinCache
 from dgxlab.store import Store
 from dgxlab.transport.host import Host
 
-Watch = Callable[[events.Event], None]  # sees every journal event as it is ingested, and the client's own notes
+Watch = Callable[[events.Event], None]
+"""Called with every journal event as it is recorded, and with the client's own notes."""
 
 
 @dataclass(frozen=True)
 class Lab:
-    """Inputs of the use cases: the record, the pin cache, a function that connects to hosts, a folder for raw files."""
+    """What every use case works with: the record, the pin cache, hosts by name, and the folder of raw files."""
 
     store: Store
     cache: PinCache
     connect: Callable[[str], Host]
-    # with the user's data, because a cache may be emptied at any time
+    # a data folder: a cache may be emptied at any time
     raw: Path = field(default_factory=lambda: user_folder("XDG_DATA_HOME", ".local/share") / "raw")
 
 
 @dataclass(frozen=True)
 class Side:
-    """An experiment and its current tree: an arm as the client knows it."""
+    """An experiment and the source to build for it: one arm of a job."""
 
     experiment: Experiment
     source: Source
 
 
 def noted(watch: Watch) -> Callable[[str], None]:
-    """Return a function that sends a sentence to `watch`."""
+    """Return a function that passes a sentence to `watch` as a note."""
     return lambda sentence: watch(events.NoteEvent(note=sentence))

@@ -13,12 +13,12 @@ from dgxlab.replies import SHARED, Item
 from dgxlab.transport.bundle import bundle
 from dgxlab.transport.host import Host
 
-DAY_S = 86400.0
+_DAY_S = 86400.0
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One item on the host, and why it is kept; "" if it will be removed."""
+    """One item on the host, and why it is kept; "" if it is to be removed."""
 
     item: Item
     kept: str
@@ -26,14 +26,20 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Cleaned:
-    """The items that were removed, and those that could not be."""
+    """The items that were removed, and those that should have been but were kept."""
 
     removed: tuple[Item, ...]
     kept: tuple[Candidate, ...]
 
 
 def survey(lab: Lab | None, host: Host, kinds: Collection[str], older_than_days: float) -> list[Candidate]:
-    """Return every item on the host and whether it will be removed, given the kinds to remove; no lab keeps jobs."""
+    """Return every item on a host, and whether `clean` may remove it.
+
+    Args:
+        lab: The record; without one, all jobs are kept.
+        kinds: Kinds of items to remove, as in `replies.Item`.
+        older_than_days: Keep items that were used within this many days.
+    """
     items = host.inventory()
     running = next((item.name for item in items if item.state == "running"), "")
 
@@ -48,7 +54,7 @@ def survey(lab: Lab | None, host: Host, kinds: Collection[str], older_than_days:
             return f"job {running} runs"
         if item.name == bundle().digest:
             return "this dgxlab's own agent"
-        if item.kind != "leftovers" and item.age_s < older_than_days * DAY_S:
+        if item.kind != "leftovers" and item.age_s < older_than_days * _DAY_S:
             return f"used in the last {older_than_days:g} days"
         if item.kind == "jobs" and (lab is None or lab.store.find_job(item.name) is None):
             return f"this record does not know it; first: dgxlab attach {item.name} --host {host.name}"
@@ -58,10 +64,10 @@ def survey(lab: Lab | None, host: Host, kinds: Collection[str], older_than_days:
 
 
 def clean(lab: Lab | None, host: Host, candidates: Sequence[Candidate], watch: Watch) -> Cleaned:
-    """Remove candidates; a job only after the record has its journal and its raw files are here.
+    """Remove the candidates that nothing keeps, jobs only after their journal and raw files were copied here.
 
     Raises:
-        HostError: if the connection is lost; removed items are removed completely, and repeating removes the rest.
+        HostError: if the connection is lost; each item is then removed or intact, and repeating removes the rest.
     """
     chosen = {(each.item.kind, each.item.name): each.item for each in candidates if not each.kept}
     kept: dict[tuple[str, str], str] = {}
@@ -82,7 +88,7 @@ def _save(lab: Lab, host: Host, item: Item, watch: Watch) -> str:
             noted(watch)(f"reading the rest of job {job.job_id}")
             with suppress(JobLost):  # its journal up to the agent's death is in the record now
                 follow(lab, host, job.job_id, lambda event: None)
-        raw.kept(lab, lab.store.job(job.job_id), host.name, watch)
+        raw.archive(lab, lab.store.job(job.job_id), host.name, watch)
     except (RemoteError, SpecError, UsageError, CheckFailed, JobLost) as error:
         return error.message
     return ""

@@ -27,23 +27,25 @@ from dgxlab.units import size
 
 OK, NOTE, MISSING = "ok", "note", "missing"
 
-OLDEST_GIT = (2, 32)  # the first version whose `git apply` accepts --cached with --3way, which applying a series needs
-CACHE_MIB = 1024  # space for a pin's archive and its objects during unpacking
-HOST_DISK_MIB = 10_000
+_OLDEST_GIT = (2, 32)  # the first version whose `git apply` accepts --cached with --3way, which applying a series needs
+_CACHE_MIB = 1024  # space for a pin's archive and its objects during unpacking
+_HOST_DISK_MIB = 10_000
 """A CUDA build of llama.cpp takes 3 GB, a copy of its programs 1 GB, a synthetic model some more."""
-HOST_MEMORY_MIB = 4096
-COMPILER_NAMES = {"CC": "cc", "CXX": "c++"}  # default compiler names, by the variable that overrides them
-Install = Callable[..., str]  # returns the command that installs packages on a host
+_HOST_MEMORY_MIB = 4096
+_COMPILER_NAMES = {"CC": "cc", "CXX": "c++"}  # default compiler names, by the variable that overrides them
+_Install = Callable[..., str]  # returns the command that installs packages on a host
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of a check by `dgxlab doctor`; `next` says what to do unless the state is ok."""
+    """The result of one check by `dgxlab doctor`."""
 
     name: str
-    state: str  # ok, note (work goes on) or missing
+    state: str
+    """OK, NOTE (jobs run all the same) or MISSING."""
     text: str
     next: str = ""
+    """The command that mends it, "" if OK."""
     where: str = "this client"
     """"this client" or the host's name."""
 
@@ -52,17 +54,23 @@ def _either(good: object, name: str, text: str, lacking: str, next: str, state: 
     return Finding(name, OK, text) if good else Finding(name, state, lacking, next)
 
 
-def look_at_host(host: Host) -> list[Finding]:
-    """Check a host for what a job needs; if it cannot be reached, return only why."""
+def check_host(host: Host) -> list[Finding]:
+    """Check a host for what jobs need; return only the reason if it cannot be reached."""
     try:
         probe = host.probe()
     except DgxlabError as error:
         return [Finding("reach", MISSING, error.message, error.next or AGAIN, host.name)]
-    return [replace(finding, where=host.name) for finding in judge(probe.facts, host.entry, probe.absent)]
+    return [replace(finding, where=host.name) for finding in check_facts(probe.facts, host.entry, probe.absent)]
 
 
-def look_at_client(database: Path, cache: Path, hosts_files: tuple[Path, Path]) -> Iterator[Finding]:
-    """Check this machine for what a client needs."""
+def check_client(database: Path, cache: Path, hosts_files: tuple[Path, Path]) -> Iterator[Finding]:
+    """Check this machine for what the client needs: Python, git, pip, disk, record, hosts.yaml.
+
+    Args:
+        database: The record; it need not exist.
+        cache: The pin cache.
+        hosts_files: The user's hosts.yaml and the project's.
+    """
     yield Finding("python", OK, platform.python_version())
     yield _git()
     lacking = f"not installed for {sys.executable}: pypi: sources and build tools cannot be fetched"
@@ -90,9 +98,9 @@ def _git() -> Finding:
         text = run(["git", "--version"]).text
     except DgxlabError as error:
         return Finding("git", MISSING, error.message, error.next)
-    lacking = f"{text} is too old: {'.'.join(map(str, OLDEST_GIT))} is needed, e.g. from backports"
+    lacking = f"{text} is too old: {'.'.join(map(str, _OLDEST_GIT))} is needed, e.g. from backports"
     version = text.removeprefix("git version ")
-    return _either(_version(text) >= OLDEST_GIT, "git", version, lacking, "sudo apt-get install git")
+    return _either(_version(text) >= _OLDEST_GIT, "git", version, lacking, "sudo apt-get install git")
 
 
 def _cache(cache: Path) -> Finding:
@@ -102,8 +110,8 @@ def _cache(cache: Path) -> Finding:
         return Finding("cache", MISSING, f"{there} cannot be written; {elsewhere}", command("ls", "-ld", there))
     free = shutil.disk_usage(there).free
     text = f"{size(free)} free at {there}"
-    lacking = f"{text}, {size(CACHE_MIB << 20)} is needed; {elsewhere}"
-    return _either(free >> 20 >= CACHE_MIB, "cache", text, lacking, command("df", "-h", there))
+    lacking = f"{text}, {size(_CACHE_MIB << 20)} is needed; {elsewhere}"
+    return _either(free >> 20 >= _CACHE_MIB, "cache", text, lacking, command("df", "-h", there))
 
 
 def _record(database: Path) -> Finding:
@@ -119,8 +127,8 @@ def _record(database: Path) -> Finding:
     return Finding("record", OK, f"none yet; the first run makes {database}")
 
 
-def judge(facts: Facts, host: HostEntry, absent: Sequence[tuple[str, str]] = ()) -> Iterator[Finding]:
-    """Check a host's facts for what a job needs; `absent` lists paths in hosts.yaml that do not exist."""
+def check_facts(facts: Facts, host: HostEntry, absent: Sequence[tuple[str, str]] = ()) -> Iterator[Finding]:
+    """Check a host's facts for what jobs need; `absent` is as in `Probe`."""
     details = facts.details
     keys = [key for key, _ in absent]
 
@@ -144,7 +152,7 @@ def judge(facts: Facts, host: HostEntry, absent: Sequence[tuple[str, str]] = ())
             yield Finding("owner", NOTE, text, host.typed(command("mkdir", "-p", what)))
         else:
             text = f"{what}, the {key} of env: {says}, is not there"
-            yield Finding(COMPILER_NAMES.get(key, key.lower()), MISSING, text, edit(host.file))
+            yield Finding(_COMPILER_NAMES.get(key, key.lower()), MISSING, text, edit(host.file))
     yield from _tools(facts, install, keys)
     yield from _gpu(facts, host, install)
     yield from _room(details, host)
@@ -154,14 +162,14 @@ def judge(facts: Facts, host: HostEntry, absent: Sequence[tuple[str, str]] = ())
         yield Finding("in use", NOTE, text, host.typed("nvidia-smi"))
 
 
-def _tools(facts: Facts, install: Install, absent: Collection[str]) -> Iterator[Finding]:
+def _tools(facts: Facts, install: _Install, absent: Collection[str]) -> Iterator[Finding]:
     paths, toolchain = facts.details["tools"], facts.toolchain
-    told = {COMPILER_NAMES.get(key) for key in absent}
+    reported = {_COMPILER_NAMES.get(key) for key in absent}
     needed = {"git": (paths["git"], "git"), "cc": (toolchain.cc, "gcc"), "c++": (toolchain.cxx, "g++")}
     for name, (version, package) in needed.items():
         if version:
             yield Finding(name, OK, version)
-        elif name not in told:
+        elif name not in reported:
             yield Finding(name, MISSING, "not found on PATH", install(package))
     for name in TOOLS:
         mend = install("cmake", "ninja-build")
@@ -177,7 +185,7 @@ def _tools(facts: Facts, install: Install, absent: Collection[str]) -> Iterator[
     yield _either(ccache, "ccache", ccache, lacking, install("ccache"), NOTE)
 
 
-def _gpu(facts: Facts, host: HostEntry, install: Install) -> Iterator[Finding]:
+def _gpu(facts: Facts, host: HostEntry, install: _Install) -> Iterator[Finding]:
     details, nvcc = facts.details, facts.toolchain.nvcc
     if not details["nvidia_devices"]:
         yield Finding("gpu", OK, "none: for the CPU backend alone")
@@ -216,15 +224,15 @@ def _cuda(path: str, toolkit: tuple[int, ...], driver: tuple[int, ...], host: Ho
 def _room(details: Mapping[str, Any], host: HostEntry) -> Iterator[Finding]:
     disk, memory = details["disk"], details["mem_available_mib"]
     text = f"{size(disk['free_mib'] << 20)} free of {size(disk['total_mib'] << 20)} at {disk['path']}"
-    lacking = f"{text}, {size(HOST_DISK_MIB << 20)} is needed"
-    yield _either(disk["free_mib"] >= HOST_DISK_MIB, "disk", text, lacking, f"dgxlab host clean {host.name}")
+    lacking = f"{text}, {size(_HOST_DISK_MIB << 20)} is needed"
+    yield _either(disk["free_mib"] >= _HOST_DISK_MIB, "disk", text, lacking, f"dgxlab host clean {host.name}")
     if killer := details.get("logout_kills"):
         text = f"{killer} says KillUserProcesses=yes, which ends every job at logout: write no, restart systemd-logind"
         yield Finding("logout", MISSING, text, host.typed(command("sudoedit", killer)))
     text = f"{size(memory << 20)} free of {size(details['memory_mib'] << 20)}"
-    lacking = f"{text}: compilers and models may not find {size(HOST_MEMORY_MIB << 20)}"
+    lacking = f"{text}: compilers and models may not find {size(_HOST_MEMORY_MIB << 20)}"
     mend = host.typed("ps aux --sort -rss | head")
-    yield _either(memory >= HOST_MEMORY_MIB, "memory", text, lacking, mend, NOTE)
+    yield _either(memory >= _HOST_MEMORY_MIB, "memory", text, lacking, mend, NOTE)
     lacking, mend = "neither /var/lock nor /tmp can be written", host.typed("sudo chmod 1777 /tmp")
     yield _either(details["lock_folder"], "lock", f"in {details['lock_folder']}", lacking, mend)
 

@@ -1,7 +1,7 @@
-"""Jobs on a host: started, followed, settled.
+"""Start jobs on a host, follow them, and bring unfinished ones to their end.
 
-A job's intent is stored before the host is contacted; after that the client only reads a journal. If a client or
-connection dies, the next command finds the job and continues.
+A job is recorded as intended before the host is contacted; after its start the client only reads its journal. If a
+client or connection dies, the next command finds the job and continues.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from dgxlab.transport.host import Host, JobStatus, Probe
 INTENT_S = 1800.0
 """A job intended this recently that is not on its host may still be submitted by another command: on a bad connection,
 retries take ten minutes of pauses plus the connection timeouts."""
-STARTS = 3
+_STARTS = 3
 """Max submits of a job that stays staged: on a busy host the agent may start more slowly than one call waits."""
 
 
 def start(lab: Lab, host: Host, job: Plan, probe: Probe, watch: Watch) -> JobStatus:
-    """Send what the host lacks, record the intent, and start the job detached."""
+    """Send what a job needs and the host lacks, record that the job is intended, and start it."""
     send(lab.cache, host, job, probe, watch)
     try:
         lab.store.back_up()
@@ -45,8 +45,8 @@ def start(lab: Lab, host: Host, job: Plan, probe: Probe, watch: Watch) -> JobSta
 
 
 def start_and_follow(lab: Lab, host: Host, job: Plan, probe: Probe, watch: Watch) -> DgxlabError | None:
-    """Start a job and follow it to its end. Errors, even JobLost, are returned: there may be results to report."""
-    with interruptible(lab.store, job.job_id):
+    """Start a job and follow it to its end; return its error, JobLost included: there may be results to report."""
+    with _interruptible(lab.store, job.job_id):
         status = start(lab, host, job, probe, watch)
         try:
             if status.state == "lost":
@@ -58,7 +58,7 @@ def start_and_follow(lab: Lab, host: Host, job: Plan, probe: Probe, watch: Watch
 
 def _submit(host: Host, job: Plan, watch: Watch) -> JobStatus:
     """Start a job and check that its agent has started; safe to repeat."""
-    for _ in range(STARTS):
+    for _ in range(_STARTS):
         status = retry.again(host, lambda: host.submit(job), noted(watch))
         if status.state not in ("absent", "staged"):
             return status
@@ -66,22 +66,26 @@ def _submit(host: Host, job: Plan, watch: Watch) -> JobStatus:
 
 
 def follow(lab: Lab, host: Host, job_id: str, watch: Watch) -> DgxlabError | None:
-    """Ingest a job's journal as it grows, from the store's position on; return the job's error.
+    """Record a job's journal as it grows, until the job ends; return the job's error, None on success.
 
-    If the store has the job's end, the host is not contacted: it may have deleted the job.
+    The host is not contacted if the end is recorded already: it may have deleted the job.
 
     Raises:
         Interrupted: on Ctrl-C; the job goes on.
         Locked: if another program holds the record for minutes; the job goes on.
-        SpecError: if its plan was written by a dgxlab with other fields.
+        SpecError: if this version of dgxlab cannot read the job's plan.
+        JobLost, RemoteError: as `conclude`.
     """
     status = None
-    with interruptible(lab.store, job_id), _waiting(lab.store, job_id, watch):
+    with _interruptible(lab.store, job_id), _waiting(lab.store, job_id, watch):
         job = lab.store.job(job_id)
         if job.ended:
             return _ending(host, job)
         _check_plan(job)
-        if job.state == "lost" and retry.first(host, partial(host.status, job_id), noted(watch)).state == "running":
+        if (
+            job.state == "lost"
+            and retry.again_if_known(host, partial(host.status, job_id), noted(watch)).state == "running"
+        ):
             with lab.store.transaction():  # a job believed lost is running: delete its verdicts
                 lab.store.update_job(job_id, state="running")
                 judgement.record(lab.store, job_id)
@@ -94,7 +98,7 @@ def follow(lab: Lab, host: Host, job_id: str, watch: Watch) -> DgxlabError | Non
 
 
 def conclude(lab: Lab, host: Host, status: JobStatus, watch: Watch) -> DgxlabError | None:
-    """Record how a job ended, fetch its raw files, and return its error, None on success.
+    """Record how a job that no longer runs ended, fetch its raw files, and return its error, None on success.
 
     Raises:
         JobLost: if the agent died without a final status; earlier results are kept.
@@ -106,7 +110,7 @@ def conclude(lab: Lab, host: Host, status: JobStatus, watch: Watch) -> DgxlabErr
     done = status.state == "done" and rc is not None
     job = record_end(lab.store, job_id, rc if done else None)
     if done or status.state == "lost":
-        raw.keep(lab, host, job_id, watch)
+        raw.fetch_small(lab, host, job_id, watch)
     if done:
         return _ending(host, job)
     why = f"its agent on {host.name} is gone and left no final status (killed, or a reboot); what it measured is kept"
@@ -118,7 +122,7 @@ def conclude(lab: Lab, host: Host, status: JobStatus, watch: Watch) -> DgxlabErr
 
 
 def record_end(store: Store, job_id: str, rc: Mapping[str, Any] | None) -> Job:
-    """Record how a job ended, from its final status, and its verdicts; without a final status it was lost."""
+    """Record how a job ended, and its verdicts. `rc` is its final status; None records it as lost."""
     ending: dict[str, Any] = {}
     if rc is not None:
         ending = {"exit_code": rc["exit_code"], "error": rc.get("message", ""), "next": rc.get("next", "")}
@@ -156,10 +160,10 @@ def _ending(host: Host, job: Job) -> DgxlabError | None:
 
 
 def settle(lab: Lab, host: Host, subject: str | None, watch: Watch) -> str:
-    """Update every unfinished job of a host in the record; wait only for a job of this subject.
+    """Bring the record up to date with every unfinished job of a host.
 
-    A job whose client died is staged or started as intended, and its journal is ingested. Returns the id of the job
-    that was waited for, "" if there was none.
+    Jobs that have ended are recorded to their end. A job of `subject` is also started, if its client died before that,
+    and followed until it ends; its id is returned, "" without one. Other running jobs are left alone.
     """
     resumed = ""
     for job in lab.store.unfinished(host.name):
@@ -171,7 +175,7 @@ def settle(lab: Lab, host: Host, subject: str | None, watch: Watch) -> str:
                 raise
             noted(watch)(error.message)
             continue
-        status = retry.first(host, partial(host.status, job.job_id), noted(watch))
+        status = retry.again_if_known(host, partial(host.status, job.job_id), noted(watch))
         if mine and status.state in ("absent", "staged"):
             try:
                 status = _submit(host, job.plan, watch)
@@ -191,9 +195,11 @@ def settle(lab: Lab, host: Host, subject: str | None, watch: Watch) -> str:
 
 
 def find(lab: Lab, text: str, where: str | None) -> tuple[Host, str]:
-    """Return a job's host and id, given its id, a unique prefix or its alias.
+    """Return the host and id of the job that the user names.
 
-    `where` is a host whose jobs are searched, including other clients' jobs; None for the jobs of the record.
+    Args:
+        text: A job's id, a unique prefix of it, or its alias.
+        where: Search all jobs on the host of this name, of any client; with None, search the record.
 
     Raises:
         UsageError: if there is no such job, or more than one.
@@ -208,11 +214,11 @@ def find(lab: Lab, text: str, where: str | None) -> tuple[Host, str]:
 
 
 def adopt(lab: Lab, host: Host, job_id: str, watch: Watch) -> None:
-    """Record a job that another client started, unless it is recorded already.
+    """Record that a job exists which another client started, so that it can be followed; nothing if known.
 
     Raises:
         JobLost: if the host does not have it.
-        RemoteError: if its plan cannot be used.
+        RemoteError: if its plan cannot be read.
     """
     if lab.store.find_job(job_id) is None:
         plan, text = retry.again(host, lambda: host.plan(job_id), noted(watch))
@@ -220,9 +226,9 @@ def adopt(lab: Lab, host: Host, job_id: str, watch: Watch) -> None:
 
 
 def join(lab: Lab, host: Host, subject: str, sides: Sequence[Side], probe: Probe, watch: Watch) -> str:
-    """Follow a running job of this subject and these trees: one of another client, or one believed lost.
+    """Follow a running job that measures the same with the same sources, of another client or believed lost.
 
-    Returns its id, "" if there is none.
+    Returns its id once it has ended, "" if there is none.
     """
     for job_id, asked in probe.running.items():
         known = lab.store.find_job(job_id)
@@ -249,7 +255,7 @@ def _follow_quietly(lab: Lab, host: Host, job_id: str, watch: Watch) -> None:
 
 
 @contextmanager
-def interruptible(store: Store, job_id: str) -> Iterator[None]:
+def _interruptible(store: Store, job_id: str) -> Iterator[None]:
     """Turn Ctrl-C into Interrupted with the command to continue, once the job exists."""
     try:
         yield

@@ -1,4 +1,4 @@
-"""Predict the effects that a session can detect on a host, and its duration, from earlier measurements there."""
+"""Predict which effects an A/B session can detect, and how long it takes, from earlier runs on the device."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from dgxlab.store import Store, gate_digest
 
 @dataclass(frozen=True)
 class Expected:
-    """One comparison of a planned session."""
+    """The prediction for one comparison: a metric of a cell."""
 
     label: str
     model: str
     metric: str
-    sigma: float  # noise from run to run, a share
+    sigma: float  # standard deviation from run to run, a share
     session: str  # the session that measured this noise
     mde: float  # minimum effect that is detected with a probability of 80 %, a share
     needed: int | None  # cycles needed to detect the wanted effect, None if over 100
@@ -43,7 +43,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Outlook:
-    """A planned session."""
+    """The prediction for a session."""
 
     effect: float  # the wanted effect, a share
     family: int  # how many claims the session makes
@@ -57,9 +57,14 @@ class Outlook:
 
 
 def outlook(store: Store, experiment: Experiment, source: Source, effect: float) -> Outlook:
-    """Return the outlook for an A/B session with this baseline and a wanted effect, a share.
+    """Return the prediction for an A/B session.
 
-    The device is the last one recorded for the host's name; the host is not contacted.
+    The host is not contacted: the device is the last one recorded under the host's name.
+
+    Args:
+        experiment: The baseline.
+        source: Its source.
+        effect: The wanted effect, a share.
 
     Raises:
         SpecError: if the experiment measures nothing.
@@ -99,8 +104,8 @@ def outlook(store: Store, experiment: Experiment, source: Source, effect: float)
     )
 
 
-def command(name: str, experiment: Experiment) -> str:
-    """Return a command on an experiment's own host, as it is typed in this folder."""
+def command_for(name: str, experiment: Experiment) -> str:
+    """Return `dgxlab NAME SPEC --host HOST` for an experiment, to be typed in the current folder."""
     from dgxlab.spec.resolve import label  # imported late: half the time of a short command
 
     return shlex.join(["dgxlab", name, label(Path(experiment.path)), "--host", experiment.host])

@@ -18,12 +18,12 @@ from dgxlab.transport.host import Host, Probe, Stdin
 from dgxlab.units import size
 
 TOOLS = ("cmake", "ninja")  # build tools that can be sent as wheels. A compiler and git must be installed
-PIECE = 1 << 20  # bytes of a file sent at a time
+_PIECE = 1 << 20  # bytes of a file sent at a time
 NOTE_S = 10.0  # period of progress notes during a long transfer; a bar moves with every percent
 
 
-def ask(host: Host, *sides: Side) -> Probe:
-    """Return which of the arms' needs the host has, in one round trip; SpecError if a model file is not there."""
+def probe_for(host: Host, *sides: Side) -> Probe:
+    """Return what the host has of the sources and models of both arms; SpecError if it lacks a model file."""
     commits = [commit for side in sides for commit in (side.source.pin, side.source.commit)]
     models = [(side, name, model) for side in sides for name, model in side.experiment.models.items()]
     paths = [path for _, _, model in models for path in files_of(model)]
@@ -40,16 +40,16 @@ def ask(host: Host, *sides: Side) -> Probe:
 
 
 def prepare(host: Host, sides: Sequence[Side], watch: Watch) -> Probe:
-    """Send cmake and ninja if missing, then return which of the arms' needs the host has.
+    """Check that a host can build and measure these arms, and return what it has of their sources and models.
 
-    They are sent before anything is compared with the record: a build's id depends on cmake's version.
+    cmake and ninja are sent at once if missing: a build's id, and so what is up to date, depends on cmake's version.
 
     Raises:
         SpecError: if a model file is not there, or a build tool cannot be sent.
         BuildFailed: if the host lacks a program that cannot be sent.
     """
-    question = partial(ask, host, *sides)
-    probe = retry.first(host, question, noted(watch))
+    question = partial(probe_for, host, *sides)
+    probe = retry.again_if_known(host, question, noted(watch))
     facts, tools = probe.facts, probe.facts.details["tools"]
     # check what cannot be sent before sending gigabytes
     needed = {"git": tools["git"], "C compiler": facts.toolchain.cc, "C++ compiler": facts.toolchain.cxx}
@@ -63,11 +63,11 @@ def prepare(host: Host, sides: Sequence[Side], watch: Watch) -> Probe:
     missing = [name for name in TOOLS if not tools[name]]
     for name in missing:
         _send_tool(host, name, facts, watch)
-    return retry.first(host, question, noted(watch)) if missing else probe
+    return retry.again_if_known(host, question, noted(watch)) if missing else probe
 
 
 def send(cache: PinCache, host: Host, job: Plan, probe: Probe, watch: Watch) -> None:
-    """Send the sources and models that a job needs and the host neither has nor can make."""
+    """Send the sources and models that a job needs and the host, by its probe, neither has nor can make."""
 
     def send_objects(commit: str, pin: str, there: Sequence[str]) -> None:
         retry.again(host, lambda: host.send_objects(commit, [pin], partial(cache.pack, [commit], there)), noted(watch))
@@ -113,7 +113,7 @@ def _send_model(cache: PinCache, host: Host, name: str, recipe: SyntheticModel, 
 
 
 def vocabulary(cache: PinCache, recipe: SyntheticModel, folder: Path) -> Path:
-    """Return a copy of llama.cpp's file that holds a recipe's vocabulary."""
+    """Copy the vocabulary that a recipe names from llama.cpp's tree into a folder, and return the file's path."""
     cache.require(recipe.vocab_pin)
     file = folder / "vocabulary.gguf"
     file.write_bytes(cache.git.read("cat-file", "blob", f"{recipe.vocab_pin}:{synth.vocabulary_path(recipe)}"))
@@ -125,15 +125,15 @@ def _reading(file: Path, what: str, watch: Watch) -> Stdin:
     total = file.stat().st_size
 
     def read() -> Iterator[bytes]:
-        told, percent = time.monotonic(), 0
+        noted_s, percent = time.monotonic(), 0
         with file.open("rb") as stream:
-            while piece := stream.read(PIECE):
+            while piece := stream.read(_PIECE):
                 yield piece
                 if stream.tell() * 100 // total > percent:
                     percent = stream.tell() * 100 // total
                     watch(events.ProgressEvent(id="sending", done=percent, total=100, note=what))
-                if time.monotonic() - told > NOTE_S:
-                    told = time.monotonic()
+                if time.monotonic() - noted_s > NOTE_S:
+                    noted_s = time.monotonic()
                     watch(events.NoteEvent(note=f"sent {size(stream.tell())} of {size(total)}, {what}"))
 
     return read

@@ -31,16 +31,16 @@ from dgxlab.transport import retry
 from dgxlab.transport.host import JOB_ID, Host
 from dgxlab.units import size
 
-PLAIN = re.compile(r"(raw/)?[A-Za-z0-9][A-Za-z0-9._+-]*")
-"""What a raw file may be called; a tar without extensions has no room for more than 256 characters."""
+_PLAIN = re.compile(r"(raw/)?[A-Za-z0-9][A-Za-z0-9._+-]*")
+"""Valid names of raw files."""
 
 SUFFIX = ".tar.gz"
-CHUNK = 1 << 20
+_CHUNK = 1 << 20
 
 AT_ONCE = 64 << 20  # raw files of up to this many bytes are fetched when their job ends; larger ones on request
-PAUSES_S = (1.0, 2.0, 4.0)  # pauses between attempts: shorter than for a job, because no result depends on raw files
+_PAUSES_S = (1.0, 2.0, 4.0)  # pauses between attempts: shorter than for a job, because no result depends on raw files
 
-WHOLE_JOB = {
+_WHOLE_JOB = {
     "plan.json": "the plan",
     "journal.jsonl": "every event",
     "rc": "the final status",
@@ -48,22 +48,22 @@ WHOLE_JOB = {
     "raw/telemetry-host.jsonl": "the host's condition, twice a second",
     "raw/telemetry-gpu.csv": "the GPUs' condition, twice a second",
 }
-STREAMS = {".out": "stdout", ".err": "stderr", ".log": "output", ".txt": "text"}
+_STREAMS = {".out": "stdout", ".err": "stderr", ".log": "output", ".txt": "text"}
 
 
 @dataclass(frozen=True)
 class RawFile:
-    """A raw file: its path in the job's folder, its size in bytes, and its content's sha256."""
+    """A raw file: its path in the job's folder, its size in bytes, its sha256."""
 
     path: str
     size: int
     sha256: str
 
 
-def keep(lab: Lab, host: Host, job_id: str, watch: Watch) -> None:
-    """Fetch the raw files of a finished job if missing here and not large.
+def fetch_small(lab: Lab, host: Host, job_id: str, watch: Watch) -> None:
+    """Fetch the raw files of a job that has ended, unless they are here or have more than AT_ONCE bytes.
 
-    A failure is only a note: the results are recorded. So is Ctrl-C, since the job has already ended.
+    A failure is only a note, and so is Ctrl-C: the results are recorded already.
     """
     if path_of(lab.raw, job_id).exists():
         return
@@ -74,14 +74,15 @@ def keep(lab: Lab, host: Host, job_id: str, watch: Watch) -> None:
         noted(watch)(f"the raw files of job {job_id} stay on {host.name} ({why}); to fetch them: dgxlab logs {job_id}")
 
 
-def kept(lab: Lab, job: Job, where: str | None, watch: Watch) -> tuple[Path, dict[str, RawFile]]:
-    """Return a job's archive and its files by path, fetched if missing and always checked.
+def archive(lab: Lab, job: Job, where: str | None, watch: Watch) -> tuple[Path, dict[str, RawFile]]:
+    """Return the path of a job's archive, and its files by path; fetch it if missing, and check it always.
 
-    `where` is the host's name here, if it differs from the one in the record.
+    Args:
+        where: The host's name in hosts.yaml, if it is not the one in the record.
 
     Raises:
         UsageError: if the job has not ended, as far as the record knows.
-        JobLost: if the host has removed it.
+        JobLost: if the host no longer has the job.
         CheckFailed: if a file differs from the record.
     """
     path = path_of(lab.raw, job.job_id)
@@ -95,15 +96,15 @@ def kept(lab: Lab, job: Job, where: str | None, watch: Watch) -> tuple[Path, dic
 
 
 def describe(job: Job, path: str) -> str:
-    """Return what a raw file is: `run:3 TOOL stdout`."""
+    """Return what a raw file of a job holds, as `run:3 TOOL stdout`; "" if unknown."""
     name = PurePosixPath(path)
     steps = {str(step["id"]).replace(":", "-"): step for step in json.loads(job.plan_json)["steps"]}
     stems = [stem for stem in steps if name.stem == stem or name.stem.startswith(f"{stem}-")]
-    if not stems or name.suffix not in STREAMS:
-        return WHOLE_JOB.get(path, "")
+    if not stems or name.suffix not in _STREAMS:
+        return _WHOLE_JOB.get(path, "")
     step = steps[stem := max(stems, key=len)]
     of = about(from_json(GateStep, step).gate) if step["kind"] in GateStep.kinds else step.get("tool", "")
-    return " ".join(filter(None, (step["id"], of, name.stem[len(stem) + 1 :], STREAMS[name.suffix])))
+    return " ".join(filter(None, (step["id"], of, name.stem[len(stem) + 1 :], _STREAMS[name.suffix])))
 
 
 def _fetch(lab: Lab, host: Host, job: Job, watch: Watch, limit: int = sys.maxsize) -> dict[str, RawFile]:
@@ -118,7 +119,7 @@ def _fetch(lab: Lab, host: Host, job: Job, watch: Watch, limit: int = sys.maxsiz
             why = host.entry.typed(command("ls", "-lR", f"{host.transport.root}/jobs/{job.job_id}"))
             return _checked(lab.store, job, Path(part.name), why, announced.at_most)
 
-    return retry.again(host, attempt, noted(watch), PAUSES_S)
+    return retry.again(host, attempt, noted(watch), _PAUSES_S)
 
 
 def _checked(store: Store, job: Job, path: Path, next: str, at_most: int = sys.maxsize) -> dict[str, RawFile]:
@@ -132,7 +133,7 @@ def _checked(store: Store, job: Job, path: Path, next: str, at_most: int = sys.m
     compare({"plan.json": plan, **{stream["path"]: stream["sha256"] for stream in streams}})
     if "rc" in files:
         try:
-            if journal := final_word(content(path, "rc"))["journal_sha256"]:
+            if journal := read_final_status(content(path, "rc"))["journal_sha256"]:
                 compare({"journal.jsonl": journal})
             # the last line of the journal has the sha256 of each raw file; older agents wrote none, and on a full
             # disk the last line was incomplete
@@ -155,8 +156,8 @@ def _compare(job: Job, files: Mapping[str, RawFile], next: str, known: Mapping[s
             raise CheckFailed(f"{message}, not {sha256[:16]}", next=next)
 
 
-def final_word(content: bytes) -> FinalStatus:
-    """Parse a job's rc; raises ValueError if it is not a final status or damaged."""
+def read_final_status(content: bytes) -> FinalStatus:
+    """Parse the file `rc` of a job into its final status; ValueError if it is none or damaged."""
     if (status := final_status(content)) is None:
         raise ValueError("it is no final status, or was damaged")
     return from_json(FinalStatus, status)
@@ -166,7 +167,7 @@ def final_word(content: bytes) -> FinalStatus:
 
 
 def path_of(folder: Path, job_id: str) -> Path:
-    """Return the path of a job's raw files; raises UsageError if the id is not a valid file name."""
+    """Return the path of a job's archive in a folder; UsageError if the id is no valid file name."""
     if not JOB_ID.fullmatch(job_id):
         raise UsageError(f"{job_id!r} is no job's id", next="dgxlab jobs")
     return folder / f"{job_id}{SUFFIX}"
@@ -194,10 +195,11 @@ def incoming(path: Path) -> Iterator[IO[bytes]]:
 def listing(path: Path, at_most: int = sys.maxsize) -> dict[str, RawFile]:
     """Read all of an archive and return its files by path.
 
-    More bytes than `at_most` are refused: a few kilobytes of gzip can hold any number of zeros.
+    Args:
+        at_most: Most bytes that it may have unpacked: a few kilobytes of gzip can hold any number of zeros.
 
     Raises:
-        CheckFailed: if it is damaged, too long, or holds anything but plain files.
+        CheckFailed: if it is damaged, too long, or has anything but plain files.
     """
     files = {}
     for name, chunks in _files(path, at_most):
@@ -210,12 +212,12 @@ def listing(path: Path, at_most: int = sys.maxsize) -> dict[str, RawFile]:
 
 
 def content(path: Path, name: str) -> bytes:
-    """Return one file of an archive, b"" where there is none."""
+    """Return the content of one file of an archive, b"" if there is none."""
     return next((b"".join(chunks) for each, chunks in _files(path) if each == name), b"")
 
 
 def unpack(path: Path, folder: Path) -> None:
-    """Write every file of an archive into a new folder; raises UsageError if it is not empty or cannot be written."""
+    """Write all files of an archive into a folder; UsageError if it has raw files already, or cannot be written."""
     try:
         (folder / "raw").mkdir(parents=True)  # fails if it exists: never write through a folder or link made by others
         for name, chunks in _files(path):
@@ -235,7 +237,7 @@ def _files(path: Path, at_most: int = sys.maxsize) -> Iterator[tuple[str, Iterat
     with _damage(path), gzip.open(path) as unpacked:
         while any(block := b"".join(_exactly(path, unpacked, tarfile.BLOCKSIZE))):
             entry = tarfile.TarInfo.frombuf(block, "ascii", "replace")
-            if entry.type != tarfile.REGTYPE or not PLAIN.fullmatch(entry.name) or entry.name in seen:
+            if entry.type != tarfile.REGTYPE or not _PLAIN.fullmatch(entry.name) or entry.name in seen:
                 raise CheckFailed(f"{entry.name!r} in {path.name} is no raw file of a job: nothing more is read")
             seen.add(entry.name)
             if not 0 <= entry.size <= at_most - tarfile.BLOCKSIZE:
@@ -253,7 +255,7 @@ def _files(path: Path, at_most: int = sys.maxsize) -> Iterator[tuple[str, Iterat
 def _exactly(path: Path, stream: gzip.GzipFile, size: int) -> Iterator[bytes]:
     while size:
         with _damage(path):
-            chunk = stream.read(min(CHUNK, size))
+            chunk = stream.read(min(_CHUNK, size))
             if not chunk:
                 raise EOFError("it ends too early")
         size -= len(chunk)

@@ -1,7 +1,6 @@
-"""Rebuild a record from jobs' folders on hosts and their raw files here.
+"""Rebuild a record from the folders of jobs on hosts, and from the archives of raw files here.
 
-Both hold everything in the record (the plan with its specs, the journal, the final status), except the time at which
-a job was intended.
+Both have all that the record has of a job (plan, journal, final status), except the time at which it was intended.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from dgxlab.errors import CheckFailed, DgxlabError, HostError, JobLost, SpecErro
 from dgxlab.ingest import ingest
 from dgxlab.lab import Lab, Watch, noted, raw
 from dgxlab.lab.jobs import adopt, follow, record_end
-from dgxlab.lab.raw import SUFFIX, content, final_word, listing
+from dgxlab.lab.raw import SUFFIX, content, listing, read_final_status
 from dgxlab.model import events
 from dgxlab.store import Damaged, Store, copies
 from dgxlab.transport import retry
@@ -29,14 +28,14 @@ from dgxlab.transport.host import Host, read_plan
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """Ids of the jobs that a rebuild added, and of skipped jobs with the reason."""
+    """The result of a rebuild: ids of the added jobs, and (id, reason) of those that could not be added."""
 
     added: tuple[str, ...]
     left: tuple[tuple[str, str], ...]
 
 
 def mend(path: Path, note: Callable[[str], None]) -> None:
-    """If a database is damaged or missing, set it aside and replace it by its newest sound copy.
+    """Replace a damaged or missing database by its newest sound copy; a damaged one is renamed and kept.
 
     Raises:
         SpecError: if it cannot be opened for a reason other than its content, or its folder is not writable.
@@ -72,7 +71,7 @@ def _wrong(path: Path) -> str:
 
 
 def rebuild(lab: Lab, hosts: Sequence[Host], watch: Watch) -> Rebuilt:
-    """Record every job on the hosts or with raw files here whose end is not in the record.
+    """Add every job whose end is not in the record, from its archive here or from the hosts.
 
     Existing rows are unchanged, so an interrupted rebuild can be repeated to continue.
 
@@ -93,7 +92,7 @@ def rebuild(lab: Lab, hosts: Sequence[Host], watch: Watch) -> Rebuilt:
             added.append(job_id)
     # hosts come last: the files here were checked when fetched, the host's may have been damaged since
     for host in hosts:
-        for there in retry.first(host, host.jobs, noted(watch)):
+        for there in retry.again_if_known(host, host.jobs, noted(watch)):
             # nothing was measured, or everything is recorded
             if there.state in ("absent", "staged") or _settled(lab, there.job_id):
                 continue
@@ -123,7 +122,7 @@ def _from_archive(lab: Lab, job_id: str, path: Path, watch: Watch) -> None:
     files = listing(path)
     text, journal = content(path, "plan.json"), content(path, "journal.jsonl")
     try:
-        plan, rc = read_plan(json.loads(text)), final_word(content(path, "rc")) if "rc" in files else None
+        plan, rc = read_plan(json.loads(text)), read_final_status(content(path, "rc")) if "rc" in files else None
         if plan.specs:
             host = str(plan.specs[0]["host"])
         else:  # the plan lacks the client's name of the host: use the host's own name
@@ -140,7 +139,7 @@ def _from_archive(lab: Lab, job_id: str, path: Path, watch: Watch) -> None:
         ingest(lab.store, job_id, journal.splitlines(keepends=True))
         record_end(lab.store, job_id, rc)
         _credit(lab, job_id)
-        raw.kept(lab, lab.store.job(job_id), None, watch)
+        raw.archive(lab, lab.store.job(job_id), None, watch)
 
 
 def _credit(lab: Lab, job_id: str) -> None:

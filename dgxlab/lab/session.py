@@ -1,7 +1,7 @@
 """One pipeline for run, gate, ab, noise and screen.
 
-Resolve the trees, settle unfinished jobs on the host, probe the host, plan the missing work, join a running job of the
-same work or start one, follow it. The kinds differ only in their plan; a job is judged when it ends.
+Make the sources, settle unfinished jobs on the host, probe the host, plan the missing work, join a running job with the
+same work or start one, and follow it. Kinds of jobs differ only in their plan. Verdicts are made when a job ends.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dgxlab.chains import comparisons
 from dgxlab.errors import ConditionsError, DgxlabError, UsageError, edit
 from dgxlab.lab import Lab, Side, Watch, noted
 from dgxlab.lab.jobs import join, settle, start_and_follow
-from dgxlab.lab.outlook import command
+from dgxlab.lab.outlook import command_for
 from dgxlab.lab.provision import prepare
 from dgxlab.model import ChainStep, Check, Device, Experiment, GateStep, ParityGate, Plan, Source, digest, events
 from dgxlab.source import PinCache
@@ -25,10 +25,10 @@ from dgxlab.transport.host import Probe
 
 @dataclass(frozen=True)
 class Request:
-    """The request of a command."""
+    """What a command is asked to measure."""
 
     kind: str
-    """run, ab, noise for an A/A session, screen for one bracket, or gate for only the gates, which then always run."""
+    """run, gate (the gates alone, always), ab, noise (an A/A session) or screen (one bracket instead of a chain)."""
     experiment: Experiment
     baseline: Experiment | None = None  # the baseline of an A/B session; the experiment itself for an A/A session
     again: bool = False  # measure everything, up to date or not. A session always does
@@ -46,18 +46,18 @@ class Request:
 
     @property
     def name(self) -> str:
-        """The name of its job."""
+        """The name of the job, which job ids begin with."""
         return plan.session_name(self.baseline, self.experiment) if self.baseline else self.experiment.name
 
     @property
     def subject(self) -> str:
-        """The subject of its job, as in `Plan.subject`."""
+        """The subject of the job, as in `Plan.subject`."""
         return model.subject(self.kind, self.experiment.digest, self.baseline.digest if self.baseline else "")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a request ended; results from before an error are in the record."""
+    """How a request ended; what was measured before an error is in the record."""
 
     job_id: str  # the last job that ran, "" when everything was up to date
     source: Source  # the tree of the experiment
@@ -70,9 +70,9 @@ class Outcome:
 
 
 def run(lab: Lab, request: Request, watch: Watch) -> Outcome:
-    """Run the missing parts of a request, and record them.
+    """Measure what a request names and is not up to date, and record it.
 
-    A running job of the same subject, from a dead or another client, is followed first.
+    A job of the same subject that already runs, from a dead or another client, is followed first.
 
     Raises:
         SpecError: if arms cannot be compared, or a session would have too few cycles for its claims.
@@ -82,13 +82,13 @@ def run(lab: Lab, request: Request, watch: Watch) -> Outcome:
     for sentence in _compared(request):
         noted(watch)(sentence)
     host = lab.connect(request.experiments[0].host)  # an unknown name is an error before anything is fetched
-    sides = [Side(each, resolve(lab.cache, each, request.tree, watch)) for each in request.experiments]
+    sides = [Side(each, source_of(lab.cache, each, request.tree, watch)) for each in request.experiments]
     followed = settle(lab, host, request.subject, watch)
     probe = prepare(host, sides, watch)
-    todo, job = planned(lab.store, request, sides, probe, followed)
+    todo, job = plan_missing(lab.store, request, sides, probe, followed)
     if job and not followed and request.kind != "gate":
         followed = join(lab, host, request.subject, sides, probe, watch)
-        todo, job = planned(lab.store, request, sides, probe, followed) if followed else (todo, job)
+        todo, job = plan_missing(lab.store, request, sides, probe, followed) if followed else (todo, job)
     outcome = Outcome(followed, sides[-1].source, _device(sides[-1], probe), todo.planned, todo.reused)
     if job is None:
         if request.baseline:
@@ -109,18 +109,18 @@ def run(lab: Lab, request: Request, watch: Watch) -> Outcome:
 
 
 def full_plan(cache: PinCache, request: Request, watch: Watch) -> Plan:
-    """Return the plan of everything in a request, whatever the record and the host already have; SpecError as `run`."""
+    """Return the plan that `run` would execute with an empty record and an empty host; SpecError as `run`."""
     _compared(request)
-    sides = [Side(each, resolve(cache, each, request.tree, watch)) for each in request.experiments]
+    sides = [Side(each, source_of(cache, each, request.tree, watch)) for each in request.experiments]
     return _everything(request, sides, request.name)
 
 
-def resolve(cache: PinCache, experiment: Experiment, tree: Path | None, watch: Watch) -> Source:
-    """Make the tree to build in the client's cache, before any network call to the host, and return it.
+def source_of(cache: PinCache, experiment: Experiment, tree: Path | None, watch: Watch) -> Source:
+    """Return the source of an experiment, made in the pin cache: its pin with its series, or the checkout `tree`.
 
     Raises:
         SpecError: if no source has the pin.
-        PatchError: if the series does not apply to it.
+        PatchError: if the series does not apply to the pin.
     """
 
     def tell(note: str) -> None:  # git's percentages move the bar
@@ -140,12 +140,12 @@ def _device(side: Side, probe: Probe) -> Device:
 
 @dataclass(frozen=True)
 class Todo:
-    """The remaining work of a request on one host."""
+    """The cells and gates of a request that are not up to date on a host."""
 
     planned: int = 0  # number of cells in the experiment of a run
     cells: frozenset[tuple[str, str, str]] = frozenset()
     """Cells to measure, each as (model name, environment digest, cell key)."""
-    gates: tuple[ParityGate | Check, ...] = ()  # gates to run
+    gates: tuple[ParityGate | Check, ...] = ()
 
     @property
     def reused(self) -> int:
@@ -153,13 +153,14 @@ class Todo:
         return self.planned - len(self.cells)
 
 
-def planned(
+def plan_missing(
     store: Store, request: Request, sides: Sequence[Side], probe: Probe, followed: str = ""
 ) -> tuple[Todo, Plan | None]:
-    """Return the remaining work of a request, and the plan for exactly that; None if nothing remains.
+    """Return the work of a request that is not up to date, and the plan for it; None if nothing is left.
 
     Args:
-        followed: A job of the same subject that has just ended, "" for none; a session that ended well is not repeated.
+        followed: Id of a job of the same subject that has just ended, "" for none: a session that succeeded is not
+            repeated.
 
     Raises:
         SpecError: if the arms have nothing in common to measure, or a session has too few cycles for its claims.
@@ -179,7 +180,9 @@ def planned(
                 cell = next(cell.label for cell in chain.baseline.cells if cell.key == comparison.baseline)
                 baseline = sides[0].experiment
                 message = f"a screen needs the noise floor of host {baseline.host} for {cell}"
-                raise ConditionsError(f"{message}, and no A/A session has measured it", next=command("noise", baseline))
+                raise ConditionsError(
+                    f"{message}, and no A/A session has measured it", next=command_for("noise", baseline)
+                )
     if followed and (done := store.job(followed)).state == "done" and done.plan.arms == job.arms:
         return Todo(), None
     return Todo(), job

@@ -12,7 +12,7 @@ from dgxlab.gguf_header import BLOCKS, Header, TensorInfo
 from dgxlab.model import DerivedModel, FileModel
 
 FLOATS = ("F32", "F16", "BF16")
-"""Types that keep what a quantised model computes with; F32 keeps it exactly."""
+"""Types without blocks: a quantised model may be converted to them again; F32 holds its values exactly."""
 
 MXFP4 = "MXFP4_MOE"
 """llama-quantize's type of experts in MXFP4, everything else in Q8_0."""
@@ -23,10 +23,10 @@ NVFP4 = "NVFP4"
 DECAY = "ssm_(alpha|beta|ba)"
 """The products that set the decay of a gated delta net: a number or two a head, which no NVFP4 model has in 4 bits."""
 
-WITH_IMATRIX = re.compile(r"IQ1_.*|IQ2_.*|IQ3_XXS|IQ3_XS|Q2_K_S")
+_WITH_IMATRIX = re.compile(r"IQ1_.*|IQ2_.*|IQ3_XXS|IQ3_XS|Q2_K_S")
 """Types that llama-quantize makes only with an importance matrix."""
 
-KEPT = re.compile(
+_KEPT = re.compile(
     r"_norm\.weight|ffn_gate_inp\.weight|ssm_conv1d|shortconv\.conv|altup|laurel|per_layer_model_proj|attn_rel_b|rel_pos"
     r"|time_mix_(first|decay_w|lerp|[agvw]\d)|pos(ition)?_embd|token_types|sam\.|patch_(embd|merger)"
 )
@@ -34,20 +34,18 @@ KEPT = re.compile(
 
 
 def is_quantised(kind: str) -> bool:
-    """Tell whether a tensor's type has blocks of weights that share a scale."""
+    """Return whether a ggml type has blocks of weights that share a scale."""
     return BLOCKS[kind][0] > 1
 
 
 def check_source(how: DerivedModel, source: Header | None) -> None:
-    """Refuse what llama-quantize cannot do, or would do in silence to the harm of the model.
+    """Raise a SpecError if llama-quantize cannot make a derived model, or would silently make a bad one.
 
     Args:
-        source: The header of its source; None where only the spec is known.
-
-    Raises:
-        SpecError: with the cause and what to change.
+        how: The derived model.
+        source: The header of the file that it is made from; None where only the spec is known.
     """
-    if WITH_IMATRIX.fullmatch(how.quant) and not how.imatrix:
+    if _WITH_IMATRIX.fullmatch(how.quant) and not how.imatrix:
         text = f"{how.quant} needs an importance matrix, and no imatrix is given"
         raise SpecError(text, next="set imatrix to a file of llama-imatrix, or choose another quant, as IQ4_XS")
     if source:
@@ -65,7 +63,7 @@ def check_source(how: DerivedModel, source: Header | None) -> None:
 
 
 def argv(how: DerivedModel) -> tuple[str, ...]:
-    """Return llama-quantize's command, with {in}, {out} and {imatrix} for the files."""
+    """Return llama-quantize's command line, with the placeholders {bin}, {in}, {out} and {imatrix} for paths."""
     words = ["{bin}/llama-quantize"]
     if how.pure and how.quant not in (NVFP4, MXFP4):  # --pure would convert what they leave to types without kernels
         words.append("--pure")
@@ -83,23 +81,25 @@ def argv(how: DerivedModel) -> tuple[str, ...]:
 
 
 def check_types(how: DerivedModel, source: Header, result: Header) -> None:
-    """Check that a quantised file has the requested types.
+    """Raise a RemoteError unless the tensors of a derived model's file have the requested types.
 
-    Raises:
-        RemoteError: naming the first tensor that has another type, or is missing.
+    Args:
+        how: The derived model.
+        source: The header of the file that it was made from.
+        result: The header of its own file.
     """
     kinds = {tensor.name: tensor.type for tensor in result.tensors}
     for tensor in source.tensors:
         wanted, actual = _wanted(how, tensor), kinds.get(tensor.name, "missing")
         if wanted not in ("", actual):
             raise _other(how, f"{tensor.name} is {actual}, not {wanted}")
-    if how.quant not in (NVFP4, MXFP4) and (base := base_of(how.quant)):
+    if how.quant not in (NVFP4, MXFP4) and (base := _base_of(how.quant)):
         length, _ = BLOCKS[base]
         for tensor in source.tensors:
-            if is_matrix(tensor) and tensor.shape[0] % length:
+            if _is_matrix(tensor) and tensor.shape[0] % length:
                 raise _other(how, f"{tensor.name} is {kinds[tensor.name]}, as its rows are no multiple of {length}")
         layers = [tensor for tensor in result.tensors if tensor.name.startswith("blk.")]
-        if (most := Header({}, tuple(filter(is_matrix, layers)), 0).type) not in ("", base):
+        if (most := Header({}, tuple(filter(_is_matrix, layers)), 0).type) not in ("", base):
             raise _other(how, f"most weights of its layers are {most}")
 
 
@@ -112,22 +112,22 @@ def _other(how: DerivedModel, cause: str) -> RemoteError:
 
 def _wanted(how: DerivedModel, tensor: TensorInfo) -> str:
     """Return the type that a tensor must have, "" where llama-quantize chooses one for a mixture."""
-    if not is_matrix(tensor):
+    if not _is_matrix(tensor):
         return tensor.type
     if how.quant == NVFP4:
         return NVFP4 if tensor.name.startswith("blk.") and not re.search(DECAY, tensor.name) else "F16"
     if how.quant == MXFP4:
         return "MXFP4" if "_exps." in tensor.name else "Q8_0"
-    return base_of(how.quant) if how.pure or how.quant in FLOATS else ""
+    return _base_of(how.quant) if how.pure or how.quant in FLOATS else ""
 
 
-def base_of(quant: str) -> str:
-    """Return ggml's type of most weights of a mixture: Q4_K for Q4_K_M; "" where the name does not tell."""
+def _base_of(quant: str) -> str:
+    """Return ggml's type of most weights of a mixture: Q4_K for Q4_K_M; "" where the name does not say."""
     base = re.sub(r"(Q\d_K)_[SML]$", r"\1", quant)
     return base if base in BLOCKS else ""
 
 
-def is_matrix(tensor: TensorInfo) -> bool:
-    """Tell whether llama-quantize converts a tensor to another type."""
+def _is_matrix(tensor: TensorInfo) -> bool:
+    """Return whether llama-quantize converts a tensor to another type."""
     rows = tensor.size // tensor.shape[0]
-    return rows > 1 and tensor.name.endswith("weight") and not KEPT.search(tensor.name)
+    return rows > 1 and tensor.name.endswith("weight") and not _KEPT.search(tensor.name)

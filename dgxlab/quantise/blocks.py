@@ -1,4 +1,4 @@
-"""The weights in blocks of ggml's types, with the standard library only: hosts may lack numpy."""
+"""Decoders of ggml's types, from bytes to weights, with the standard library only: hosts may lack numpy."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterator, Mapping
 
 from dgxlab.gguf_header import BLOCKS
 
-E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the values of a 4-bit float, as ggml's scales of MXFP4 and NVFP4 expect."""
 
-IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """The values of IQ4_NL and IQ4_XS, which are not evenly spaced."""
 
-Q4 = tuple(range(-8, 8))
+_Q4 = tuple(range(-8, 8))
 """The values of Q4_0."""
 
 
 def weights(kind: str, content: bytes) -> list[float]:
-    """Return the weights of whole blocks; raises KeyError for a type that is not in DECODED."""
+    """Return the weights in whole blocks of the ggml type `kind`; KeyError unless the type is in DECODED."""
     length, size = BLOCKS[kind]
     decode = DECODED[kind]
     if length == 1:
@@ -36,13 +36,9 @@ def _bfloats(content: bytes) -> tuple[float, ...]:
     return struct.unpack(f"<{len(content) // 2}f", wide)
 
 
-def _nibbles(packed: bytes) -> list[int]:
-    """Return all low halves of bytes, then all high ones."""
-    return [byte & 15 for byte in packed] + [byte >> 4 for byte in packed]
-
-
 def _table(values: tuple[int, ...], scale: float, packed: bytes) -> list[float]:
-    return [scale * values[code] for code in _nibbles(packed)]
+    codes = [byte & 15 for byte in packed] + [byte >> 4 for byte in packed]  # all low halves, then all high ones
+    return [scale * values[code] for code in codes]
 
 
 def _of_table(values: tuple[int, ...]) -> Callable[[bytes], list[float]]:
@@ -56,11 +52,11 @@ def _q8_0(block: bytes) -> list[float]:
 
 
 def _mxfp4(block: bytes) -> list[float]:
-    return _table(E2M1, math.ldexp(1.0, block[0] - 128), block[1:])
+    return _table(_E2M1, math.ldexp(1.0, block[0] - 128), block[1:])
 
 
 def _nvfp4(block: bytes) -> list[float]:
-    parts = (_table(E2M1, _ue4m3(block[i]), block[4 + 8 * i : 12 + 8 * i]) for i in range(4))
+    parts = (_table(_E2M1, _ue4m3(block[i]), block[4 + 8 * i : 12 + 8 * i]) for i in range(4))
     return [weight for part in parts for weight in part]
 
 
@@ -113,7 +109,7 @@ def _iq4_xs(block: bytes) -> list[float]:
     result: list[float] = []
     for i in range(8):
         factor = (block[4 + i // 2] >> i % 2 * 4 & 15 | (high >> 2 * i & 3) << 4) - 32
-        result += _table(IQ4, scale * factor, block[8 + 16 * i : 24 + 16 * i])
+        result += _table(_IQ4, scale * factor, block[8 + 16 * i : 24 + 16 * i])
     return result
 
 
@@ -121,14 +117,14 @@ DECODED: Mapping[str, Callable[[bytes], list[float] | tuple[float, ...]]] = {
     "F32": lambda content: struct.unpack(f"<{len(content) // 4}f", content),
     "F16": _halves,
     "BF16": _bfloats,
-    "Q4_0": _of_table(Q4),
+    "Q4_0": _of_table(_Q4),
     "Q8_0": _q8_0,
     "Q4_K": _k4,
     "Q5_K": lambda block: _k4(block, block[16:48]),
     "Q6_K": _q6_k,
-    "IQ4_NL": _of_table(IQ4),
+    "IQ4_NL": _of_table(_IQ4),
     "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,
     "NVFP4": _nvfp4,
 }
-"""By type, how one block is decoded, or all of the content where a block is one weight; others have no SQNR."""
+"""The decoder of each type that can be compared: of one block, or, where types have no blocks, of all bytes at once."""

@@ -1,4 +1,4 @@
-"""How near quantised weights are to those that they were made from, by class of tensors.
+"""The error of quantised weights against those that they were made from, by class of tensors.
 
 NMSE is the sum of squared errors by the sum of squared weights of the source; SQNR is the same in dB. Both are
 measured on runs of weights spread evenly over each tensor, the same for every host: a whole model would take hours.
@@ -17,12 +17,12 @@ from dgxlab.model.parts import Fidelity
 from dgxlab.quantise.blocks import DECODED, weights
 
 RUN = 256
-"""Weights read at a time: a whole number of blocks of every type."""
+"""Weights in a sampled run: a whole number of blocks of every type."""
 
 RUNS = 32
-"""Runs of a tensor, at most: 8,192 weights, in about a hundredth of a second."""
+"""Most runs that are read of a tensor: 8,192 weights, in about a hundredth of a second."""
 
-CLASSES = (
+_CLASSES = (
     (r"token_embd", "embedding"),
     (r"^output", "output"),
     (r"_exps\.", "experts"),
@@ -34,7 +34,12 @@ CLASSES = (
 
 
 def fidelity(source: Path, before: Header, result: Path, after: Header) -> dict[str, Fidelity]:
-    """Return by class how near the tensors of `result` whose type differs from the source's are to it."""
+    """Return NMSE and SQNR by class of tensors; tensors whose type did not change are left out.
+
+    Args:
+        source: The file that the model was made from, and `before`, its header.
+        result: The quantised file, and `after`, its header.
+    """
     originals = {tensor.name: tensor for tensor in before.tensors}
     # a gated delta net projects into q, k, v and its gate by tensors that are named as an attention's
     nets = {tensor.name.partition(".ssm_")[0] for tensor in after.tensors if ".ssm_" in tensor.name}
@@ -54,7 +59,7 @@ def fidelity(source: Path, before: Header, result: Path, after: Header) -> dict[
 
 def class_of(name: str) -> str:
     """Return the class of a tensor by its name: attention, ffn, experts, ssm, embedding, output or other."""
-    return next((kind for pattern, kind in CLASSES if re.search(pattern, name)), "other")
+    return next((kind for pattern, kind in _CLASSES if re.search(pattern, name)), "other")
 
 
 def _of_class(
@@ -64,7 +69,7 @@ def _of_class(
     sampled, noise, signal = 0, 0.0, 0.0
     known = {each.type for pair in pairs for each in pair} <= DECODED.keys()
     for original, tensor in pairs if known else ():
-        spots = places(tensor.size)
+        spots = sampled_runs(tensor.size)
         read = sum(count for _, count in spots)
         share = read / tensor.size  # a large tensor counts for more than a small one
         for start, count in spots:
@@ -82,8 +87,8 @@ def _of_class(
     }
 
 
-def places(size: int) -> list[tuple[int, int]]:
-    """Return the first weight and the length of each sampled run of a tensor of that many weights."""
+def sampled_runs(size: int) -> list[tuple[int, int]]:
+    """Return (first weight, length) of each run that is read of a tensor of `size` weights."""
     runs = size // RUN
     if runs <= RUNS:
         return [(start, min(RUN, size - start)) for start in range(0, size, RUN)]

@@ -1,8 +1,11 @@
 """Patch series: applied to a pin in the client's cache, checked, ported to another pin, made from a checkout.
 
-series      a series in patches/ (patchfile: one patch as git format-patch writes it)
-stack       patches applied one on another without a work tree
-checkout    a llama.cpp checkout as a source, and a series made from one
+series      the files of a series in patches/
+patchfile   one patch as git format-patch writes it
+stack       patches applied on top of each other without a working tree
+checkout    from a llama.cpp checkout to a source or to a series
+
+A series is made on a pin: each patch names the blobs that it changes. A source (`model.Source`) is a tree to build.
 """
 
 from __future__ import annotations
@@ -21,15 +24,15 @@ from dgxlab.source.cache import PINS, PinCache, check_pin
 
 __all__ = ["Series", "apply", "apply_tree", "check", "export", "names", "read", "refresh"]
 
-RECIPE = 1  # version of the algorithm that turns a series into commits; part of the cache key of a result
+_RECIPE = 1  # version of the algorithm that turns a series into commits; part of the cache key of a result
 
-OUTCOMES = "refs/dgxlab/series/"
+_OUTCOMES = "refs/dgxlab/series/"
 
 
 def apply(cache: PinCache, pin: str, series: Sequence[Series]) -> Source:
-    """Apply series to a pin, in order, and return the tree: the same commit for every user and machine.
+    """Apply series to a pin, in order, and return the result as a source: the same commit for every user and machine.
 
-    The cache keeps results by the digests of the series.
+    The cache keeps the result.
 
     Raises:
         SpecError: if the pin is not in the cache, or two series want the same name or overlay.
@@ -38,7 +41,7 @@ def apply(cache: PinCache, pin: str, series: Sequence[Series]) -> Source:
     check_pin(pin)
     _refuse_clashes(series)
     refs = tuple(each.ref for each in series)
-    ref = OUTCOMES + digest([RECIPE, pin, refs], 40) if series else PINS + pin
+    ref = _OUTCOMES + digest([_RECIPE, pin, refs], 40) if series else PINS + pin
     known = cache.git.attempt("cat-file", "--batch-check", input=f"{ref}^{{commit}}\n{ref}^{{tree}}\n").text.split()
     if known[1::3] == ["commit", "tree"]:
         return Source(pin, known[3], known[0], refs)
@@ -59,10 +62,10 @@ def apply(cache: PinCache, pin: str, series: Sequence[Series]) -> Source:
 
 
 def check(root: Path, name: str, cache: PinCache, pin: str) -> list[str]:
-    """Return the problems of a series on a pin.
+    """Return the problems of the series patches/<name> of the project `root` on a pin, as sentences; [] for none.
 
-    There is none if every file is listed once and readable, every patch was made on exactly the pin's files and gives
-    the blobs that it names, and `git format-patch` would write each patch identically.
+    A series has no problem if every file is listed once and readable, every patch changes exactly the blobs that it
+    names into those that it names, and `git format-patch` would write each patch identically.
 
     Raises:
         SpecError: if the pin is not in the cache.
@@ -84,10 +87,10 @@ def check(root: Path, name: str, cache: PinCache, pin: str) -> list[str]:
 
 
 def refresh(root: Path, name: str, cache: PinCache, pin: str) -> list[str]:
-    """Port a series to a pin by three-way merges; return the names of the rewritten patch files.
+    """Port the series patches/<name> of the project `root` to a pin by three-way merges.
 
-    Nothing is written unless all patches fit. The base of a patch must be in the cache: its original pin, or a pin with
-    the same files.
+    Returns the names of the patch files that changed. Nothing is written unless all patches merge. The blobs that a
+    patch was made on must be in the cache, so it must hold the old pin, or one with the same files.
 
     Raises:
         SpecError: if the pin is not in the cache or the series cannot be read.

@@ -1,7 +1,7 @@
 """A llama.cpp checkout as a source, with its commits, edits and new files, and a series made from one.
 
-The checkout is only read: its files go into the cache through an index of our own. The checkout's own git decides
-which files count, ignore rules included.
+The checkout is only read: its files go into the cache through a separate index. git's own rules for the checkout decide
+which files count: ignored files do not.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from pathlib import Path, PurePosixPath
 from dgxlab.errors import SpecError, command
 from dgxlab.model import NAME, Source
 from dgxlab.series.patchfile import MODES, NO_BLOB, Patch, PatchSyntaxError
-from dgxlab.series.series import Line, Series, content_of, parse, read, read_overlay, write_whole
+from dgxlab.series.series import Series, SeriesLine, content_of, parse, read, read_overlay, write_whole
 from dgxlab.series.stack import Stack, changed_files, format_patch
 from dgxlab.source.cache import LLAMA_FILES, PinCache
 from dgxlab.source.git import Git, reason
 
-TREES = "refs/dgxlab/trees/"
+_TREES = "refs/dgxlab/trees/"
 
 
 def apply_tree(cache: PinCache, pin: str, checkout: Path) -> Source:
-    """Return the tree of a llama.cpp checkout, committed on the pin it is based on, as a dirty source.
+    """Return the present files of a llama.cpp checkout, committed or not, as a source: one commit on the pin, dirty.
 
     Raises:
-        SpecError: if it is not a checkout of llama.cpp, is not based on the pin, or has files that a tree cannot hold.
+        SpecError: if it is not a checkout of llama.cpp, is not based on the pin, or has links out of it or submodules.
     """
     cache.require(pin)
     tree = _snapshot(cache, _based(checkout, pin))
@@ -45,14 +45,15 @@ def apply_tree(cache: PinCache, pin: str, checkout: Path) -> Source:
             if target.is_absolute() or target.parts.count("..") > depth:
                 raise SpecError(f"{checkout / path} links out of the tree, to {target}", next="put a copy in its place")
     key = hashlib.sha256(str(checkout.resolve()).encode(errors="surrogateescape")).hexdigest()[:16]
-    cache.git.run("update-ref", TREES + key, commit)
+    cache.git.run("update-ref", _TREES + key, commit)
     return Source(pin, tree, commit, dirty=True)
 
 
 def export(root: Path, name: str, cache: PinCache, pin: str, checkout: Path, message: str = "") -> Series:
-    """Rewrite patches/<name> from a checkout that is based on the pin, and its overlays in kernels/.
+    """Write the commits of a checkout since the pin as the series patches/<name> of the project `root`, and return it.
 
-    A patch keeps its file name as long as it keeps its subject; comments in the `series` file stay with their lines.
+    Files of the checkout that are overlays of the series go back to kernels/. A patch file keeps its name as long as
+    the commit keeps its subject; comments in the `series` file stay with their lines.
 
     Args:
         message: Commit message for uncommitted changes; required if there are any.
@@ -84,7 +85,10 @@ def export(root: Path, name: str, cache: PinCache, pin: str, checkout: Path, mes
             write_whole(root / overlay.source, cache.git.read("cat-file", "blob", entry.split()[2]))
     for patch in patches:
         write_whole(folder / patch.name, patch.content)
-    listed = [*(old.get(patch.name, Line(patch.name)) for patch in patches), *(line for line in lines if line.dest)]
+    listed = [
+        *(old.get(patch.name, SeriesLine(patch.name)) for patch in patches),
+        *(line for line in lines if line.dest),
+    ]
     write_whole(folder / "series", "".join(f"{line}\n" for line in listed).encode())
     for file in old.keys() - {patch.name for patch in patches}:
         (folder / file).unlink(missing_ok=True)
@@ -119,7 +123,7 @@ def _snapshot(cache: PinCache, own: Git) -> str:
         mend = f"move it away, or add {nested} to .git/info/exclude"
         raise SpecError(f"{own.dir / nested} is a repository of its own", next=mend)
     with cache.scratch() as folder:
-        git = cache.git.having(GIT_INDEX_FILE=folder / "index", GIT_WORK_TREE=own.dir.resolve())
+        git = cache.git.configured(GIT_INDEX_FILE=folder / "index", GIT_WORK_TREE=own.dir.resolve())
         paths = b"".join(path + b"\0" for path in files)
         git.run("update-index", "--add", "--remove", "--replace", "-z", "--stdin", input=paths)
         return git.run("write-tree")
@@ -133,7 +137,7 @@ def _formatted(
         # git on the cache that also sees the checkout's objects, and writes to neither
         (folder / "objects").mkdir()
         theirs = own.run("rev-parse", "--path-format=absolute", "--git-path", "objects")
-        git = cache.git.having(
+        git = cache.git.configured(
             GIT_INDEX_FILE=folder / "index",
             GIT_OBJECT_DIRECTORY=folder / "objects",
             GIT_ALTERNATE_OBJECT_DIRECTORIES=f'"{cache.path.resolve() / "objects"}":"{theirs}"',

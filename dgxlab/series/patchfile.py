@@ -28,15 +28,15 @@ _DIFFSTAT = re.compile(rb"(?:\A|\n)---\n(?: [^\n]*\n)* \d+ files? changed[^\n]*\
 
 
 class PatchSyntaxError(ValueError):
-    """A patch file is not what `git format-patch --full-index` writes; the message has the line number."""
+    """A file is not what `git format-patch --full-index` writes; the message has the line number."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """The change of one file, and its part of the patch.
+    """What a patch does to one file: path and blob id before and after, and the text of that part.
 
-    The path of a new file before, and of a removed one after, is "" and its blob is NO_BLOB. Blobs are "" where the
-    patch names none (a pure rename or mode change).
+    A file that does not exist before or after has the path "" and the blob NO_BLOB there. Both blobs are "" in a pure
+    rename or mode change, where git writes none.
     """
 
     old_path: str
@@ -47,13 +47,13 @@ class Change:
 
     @property
     def paths(self) -> frozenset[str]:
-        """Every path that it touches."""
+        """The paths before and after."""
         return frozenset({self.old_path, self.new_path} - {""})
 
 
 @dataclass(frozen=True)
 class Patch:
-    """One patch of a series: its file name, the file's content, and one change for each file it touches."""
+    """One patch of a series: name and content of its file, and a change for each file of the tree that it touches."""
 
     name: str
     content: bytes
@@ -61,7 +61,7 @@ class Patch:
 
     @classmethod
     def parse(cls, name: str, content: bytes) -> Patch:
-        """Read a patch file; PatchSyntaxError if git would not write it so, or it touches a forbidden path."""
+        """Read a patch file; PatchSyntaxError if git would write it otherwise, or a path is outside the tree."""
         changes = tuple(_changes(content))
         touched = [path for change in changes for path in sorted(change.paths)]
         if twice := sorted({path for path in touched if touched.count(path) > 1}):
@@ -70,7 +70,7 @@ class Patch:
 
     @property
     def message(self) -> tuple[bytes, bytes]:
-        """The mail header with author, date and subject, and the commit message below it, without a diffstat."""
+        """The mail header (author, date and subject), and the body of the commit message, without a diffstat."""
         header, _, body = (self.content.partition(b"\ndiff --git ")[0] + b"\n").partition(b"\n\n")
         return header + b"\n\n", _DIFFSTAT.sub(b"\n", body).strip(b"\n")
 
@@ -81,7 +81,7 @@ class Patch:
 
     @property
     def paths(self) -> frozenset[str]:
-        """Every path that it touches."""
+        """The paths of the tree that it touches."""
         return frozenset().union(*(change.paths for change in self.changes))
 
 
@@ -163,7 +163,7 @@ def _paths(text: str, header: re.Match[str]) -> tuple[str, str]:
     old, new = (new if old == "/dev/null" else old), (old if new == "/dev/null" else new)
     if names != f"a/{old} b/{new}":
         raise _wrong(text, header.start(), f"its paths do not agree, or need quoting: {names}")
-    if unsafe := [path for path in (old, new) if not is_plain(path)]:
+    if unsafe := [path for path in (old, new) if not _is_plain(path)]:
         raise _wrong(text, header.start(), f"{unsafe[0]!r} is no plain path of the tree")
     is_new, is_removed = header["kind"] == "new", header["kind"] == "deleted"
     if is_new != (header["blob0"] == NO_BLOB) or is_removed != (header["blob1"] == NO_BLOB):
@@ -176,7 +176,7 @@ def _wrong(text: str, place: int, problem: str) -> PatchSyntaxError:
     return PatchSyntaxError(f"line {line}: {problem}")
 
 
-def is_plain(path: str) -> bool:
+def _is_plain(path: str) -> bool:
     """Return whether a patch may touch a path: it stays inside the tree, is not git's own, and needs no quoting."""
     parts = {part.lower().rstrip(". ") for part in path.split("/")}
     return parts.isdisjoint({"", ".git", "git~1"}) and not re.search(r'[\x00-\x1f\x7f"\\]', path)

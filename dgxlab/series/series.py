@@ -1,7 +1,7 @@
 """A series in patches/<name>/: a `series` file, its patch files, and overlays, which are files of kernels/.
 
-The `series` file has one patch file name a line, in order, `#` comments, and `overlay SRC DEST` lines that copy a file
-of kernels/ into the tree.
+A line of the `series` file is the name of a patch file, in order, a `#` comment, or `overlay SRC DEST`, which copies a
+file of kernels/ to the path DEST of the tree.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ _SIZE_LIMIT = 16 << 20  # bytes of one patch or overlay file
 
 
 @dataclass(frozen=True)
-class Line:
-    """One entry of a `series` file: a patch's file, or an overlay's source and `dest`; and the comments above it."""
+class SeriesLine:
+    """One line of a `series` file, with the comment lines above it; `dest` is "" unless it is an overlay."""
 
     name: str
+    """The patch file, or the overlay's source."""
     dest: str = ""
     comments: tuple[str, ...] = ()
 
@@ -34,7 +35,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Overlay:
-    """A file of kernels/ that is copied into the tree: `source` is its path in the project, `dest` in the tree."""
+    """A file that is copied from kernels/ into the tree: `source` is its path in the project, `dest` in the tree."""
 
     source: str
     dest: str
@@ -43,7 +44,7 @@ class Overlay:
 
 @dataclass(frozen=True)
 class Series:
-    """A series as it was read: patches in the order in which they apply, then overlays."""
+    """A series with the contents of its files: patches in order of application, and overlays, which come after them."""
 
     name: str
     patches: tuple[Patch, ...]
@@ -61,22 +62,22 @@ class Series:
 
     @property
     def ref(self) -> SeriesRef:
-        """Its name and digest, for plans and the store."""
+        """Name and digest, as plans and the record name the series."""
         return SeriesRef(self.name, self.digest)
 
     @property
     def paths(self) -> set[str]:
-        """Every path of the tree that it touches."""
+        """The paths of the tree that it touches."""
         return {path for patch in self.patches for path in patch.paths} | {overlay.dest for overlay in self.overlays}
 
 
 def names(root: Path) -> list[str]:
-    """Return the names of the folders in patches/ that hold a `series` file."""
+    """Return the names of a project's series: the folders in patches/ that have a `series` file."""
     return sorted(path.parent.name for path in (root / "patches").glob("*/series"))
 
 
 def read(root: Path, name: str) -> Series:
-    """Read the series patches/<name> of a project; SpecError, whose `details` list every problem, if it has any."""
+    """Read the series patches/<name> of the project `root`; SpecError if it has problems, all listed in `details`."""
     series, problems = inspect(root, name)
     if series is None or problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
@@ -86,7 +87,7 @@ def read(root: Path, name: str) -> Series:
 
 
 def inspect(root: Path, name: str) -> tuple[Series | None, list[str]]:
-    """Read a series and return it with every problem of its files; None where there is no readable `series` file."""
+    """Return the series patches/<name> and the problems of its files; None without a readable `series` file."""
     if not NAME.fullmatch(name):
         return None, [f"{name!r} is no name for a series"]
     folder = root / "patches" / name
@@ -120,8 +121,8 @@ def inspect(root: Path, name: str) -> tuple[Series | None, list[str]]:
     return Series(name, tuple(patches), tuple(overlays)), problems
 
 
-def read_overlay(root: Path, line: Line) -> Overlay:
-    """Read the file that an overlay line names; ValueError if its path is not allowed or it does not exist."""
+def read_overlay(root: Path, line: SeriesLine) -> Overlay:
+    """Read the file of an overlay line; ValueError if a path is not allowed or there is no such file."""
     try:
         if not all(_PART.fullmatch(part) for path in (line.name, line.dest) for part in path.split("/")):
             raise ValueError("not two plain relative paths")
@@ -132,18 +133,18 @@ def read_overlay(root: Path, line: Line) -> Overlay:
         raise ValueError(f"overlay {line.name} {line.dest}: {error}") from error
 
 
-def parse(text: str) -> list[Line]:
-    """Read a `series` file; `str` of its lines gives the same text. ValueError names a wrong line."""
-    lines: list[Line] = []
+def parse(text: str) -> list[SeriesLine]:
+    """Read the text of a `series` file; `str` of a line writes it again. ValueError names the first wrong line."""
+    lines: list[SeriesLine] = []
     comments: list[str] = []
     for number, raw in enumerate(text.splitlines(), 1):
         words = raw.split()
         if not words or raw.lstrip().startswith("#"):
             comments.append(raw)
             continue
-        line = Line(words[0], comments=tuple(comments))
+        line = SeriesLine(words[0], comments=tuple(comments))
         if words[0] == "overlay" and len(words) == 3:
-            line = Line(words[1], words[2], tuple(comments))
+            line = SeriesLine(words[1], words[2], tuple(comments))
         elif len(words) != 1:
             raise ValueError(f"line {number}: neither a patch file nor `overlay SRC DEST`: {raw.strip()}")
         if line.name in {other.name for other in lines} or line.dest in {other.dest for other in lines} - {""}:
@@ -156,7 +157,7 @@ def parse(text: str) -> list[Line]:
 
 
 def content_of(root: Path, path: str) -> bytes:
-    """Read a file; ValueError if it is not there or too large, or a part of its path is a symbolic link."""
+    """Read the file at `path` below `root`; ValueError if missing or over 16 MB, or if the path has a symbolic link."""
     place = root
     for part in Path(path).parts:
         place /= part

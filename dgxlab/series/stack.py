@@ -1,8 +1,8 @@
 """A pin with patches on top, built in a private index: without a working tree, and without touching the user's files.
 
-A patch with one line of context can apply to the wrong function without an error. So a patch is applied only if every
-file is the blob that the patch was made on, and it must give the blobs that it names. `merge`, for refreshing a
-series, also accepts a changed file, by a three-way merge over that blob, never by searching for context.
+A patch with one line of context can apply to the wrong function without an error. So a patch fits only if every file
+is the blob that the patch was made on, and becomes the blob that the patch names. `merge` also accepts changed files,
+by a three-way merge with that blob as the base, never by searching for context.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from dgxlab.series.series import Series
 from dgxlab.source.cache import PinCache
 from dgxlab.source.git import Git, reason
 
-FORMAT = ("--zero-commit", "--no-signature", "--full-index", "--no-numbered", "--no-stat", "-U1")
+_FORMAT = ("--zero-commit", "--no-signature", "--full-index", "--no-numbered", "--no-stat", "-U1")
 """How `git format-patch` writes a series, so that a patch file changes only where the patch does."""
 
 
 class Stack:
-    """Commits on `pin`; `commit` is the last one, at first the pin. Made by `Stack.on`."""
+    """A pin and the patches applied to it, a commit each; `commit` is the last one, at first the pin."""
 
     def __init__(self, cache: PinCache, pin: str, folder: Path) -> None:
-        self.git = cache.git.having(GIT_INDEX_FILE=folder / "index")
+        self.git = cache.git.configured(GIT_INDEX_FILE=folder / "index")
         self.pin = self.commit = pin
         self._folder = folder
         # `git apply --cached --3way` writes files all the same when both sides add one: let it, into a folder of ours
@@ -37,12 +37,12 @@ class Stack:
     @classmethod
     @contextmanager
     def on(cls, cache: PinCache, pin: str) -> Iterator[Stack]:
-        """Yield an empty stack on a cached pin."""
+        """Yield a stack without patches on a pin that is in the cache."""
         with cache.scratch() as folder:
             yield cls(cache, pin, folder)
 
     def push(self, series: str, patch: Patch) -> None:
-        """Add one patch as a commit by the patch's author; PatchError unless it fits exactly and gives its blobs."""
+        """Apply a patch of the series of that name, as a commit by the patch's author; PatchError unless it fits."""
         refresh = f"dgxlab patch refresh {series} --pin {self.pin}"
         if moved := _misfits(patch, self._blobs(patch.paths)):
             problem = f"does not apply to pin {self.pin[:12]}: {moved[0]}"
@@ -58,7 +58,7 @@ class Stack:
         self._commit(series, patch)
 
     def merge(self, series: str, patch: Patch) -> None:
-        """Add one patch, merging where a file differs from the patch's base; PatchError if that conflicts."""
+        """Apply a patch as `push` does, but merge files that are not the patch's blobs; PatchError on a conflict."""
         blobs = self._blobs(patch.paths)
         self._check_bases(series, patch, blobs)
         ran = self.git.attempt(*self._apply, "--3way", input=patch.diff)
@@ -75,7 +75,7 @@ class Stack:
         self._commit(series, patch)
 
     def overlay(self, series: Series) -> None:
-        """Add the overlays of a series, if any, as one commit; an overlay must not replace a file."""
+        """Add the overlays of a series, if any, as one commit; PatchError if one would replace a file."""
         files = {overlay.dest: overlay.content for overlay in series.overlays}
         if not files:
             return
@@ -96,7 +96,7 @@ class Stack:
         return format_patch(self.git, self.commit)
 
     def tree(self) -> str:
-        """Return the tree of the last commit."""
+        """Return the id of the last commit's tree."""
         return self.git.run("rev-parse", "--verify", f"{self.commit}^{{tree}}")
 
     def _commit(self, series: str, patch: Patch) -> None:
@@ -132,7 +132,7 @@ class Stack:
                 problem = f"cannot be merged: the {path} that it was made on ({blob[:12]}) is in no pin here"
                 mend = f"dgxlab patch check {series} --pin PIN, with the pin that it was made for, then this again"
                 raise _refused(series, patch, problem, mend)
-        alone = self.git.having(GIT_INDEX_FILE=self._folder / "bases")
+        alone = self.git.configured(GIT_INDEX_FILE=self._folder / "bases")
         alone.run("read-tree", "--empty")
         _add(alone, bases)
         ran = alone.attempt(*self._apply, input=patch.diff)
@@ -149,8 +149,8 @@ class Stack:
 
 
 def format_patch(git: Git, commit: str) -> bytes:
-    """Return one commit as a patch file, the same bytes for every user."""
-    return git.read("format-patch", "-1", "--stdout", *FORMAT, commit)
+    """Return a commit as the content of a patch file, the same bytes for every user."""
+    return git.read("format-patch", "-1", "--stdout", *_FORMAT, commit)
 
 
 def changed_files(git: Git, before: str, after: str) -> Sequence[tuple[str, str]]:

@@ -2,10 +2,11 @@
 
 cache       the bare repository that holds them, and packs for hosts
 packages    downloads from the package index: the sdist, and wheels of build tools
-git         git with settings of its own (programs: running any program, and this machine's disk)
+git         git with settings of its own
+programs    running a program on this machine, its disk, lock files
 """
 
 from dgxlab.source.cache import PinCache
-from dgxlab.source.programs import default_path
+from dgxlab.source.programs import cache_path
 
-__all__ = ["PinCache", "default_path"]
+__all__ = ["PinCache", "cache_path"]

@@ -1,4 +1,4 @@
-"""Pins: the upstream commits that everything is built on, in one local bare repository.
+"""The pin cache: upstream commits that experiments name, in one bare repository of the user.
 
 A pin is taken from the first source that has it. Only the commit id is trusted, never the source: git checks every
 object against its name, so a source can be missing or wrong, but cannot give other content for the same pin. A pin
@@ -19,35 +19,35 @@ from dgxlab.errors import AGAIN, SpecError
 from dgxlab.model import COMMIT
 from dgxlab.source import packages
 from dgxlab.source.git import Git, reason
-from dgxlab.source.packages import NotTrusted, Progress, SourceError
-from dgxlab.source.programs import default_path, disk_trouble, locked, unwritable, writing
+from dgxlab.source.packages import ConsentNeeded, Progress, SourceError
+from dgxlab.source.programs import cache_path, disk_trouble, locked, unwritable, writing
 
 PINS = "refs/dgxlab/pins/"
-INCOMING = "refs/dgxlab/incoming/"
+_INCOMING = "refs/dgxlab/incoming/"
 LOCK = "dgxlab.lock"
 
-URL = re.compile(r"(?:https?|ssh|git|file)://\S+|[A-Za-z0-9._-]+@[A-Za-z0-9.-]+:(?!//)\S+")
+_URL = re.compile(r"(?:https?|ssh|git|file)://\S+|[A-Za-z0-9._-]+@[A-Za-z0-9.-]+:(?!//)\S+")
 """Addresses that git may get; others could make git run commands."""
 
 LLAMA_FILES = ("CMakeLists.txt", "ggml")  # files and folders at llama.cpp's top level
-SCRATCH_S = 86400.0  # a scratch folder not touched for this long was left by a killed client
+_SCRATCH_S = 86400.0  # a scratch folder not touched for this long was left by a killed client
 
 
 class PinCache:
     """The user's pins and the patched trees made from them, in a bare repository that is created on first use.
 
-    `trusted` says whether the user agrees to fetch from any package that a spec names.
+    Args:
+        path: The repository; by default `cache_path()`.
+        trusted: Whether the user agrees to fetch any package that a spec names, not only known ones.
     """
 
     def __init__(self, path: Path | None = None, *, trusted: bool = False) -> None:
-        self.path = (path or default_path()).absolute()
+        self.path = (path or cache_path()).absolute()
         self.trusted = trusted
         self.git = Git(self.path)
 
     def ensure(self, pin: str, sources: Sequence[str], on_progress: Progress) -> None:
-        """Fetch a pin, unless it is here, from the first of `sources` that has it.
-
-        A second process that asks at the same time waits for the first.
+        """Fetch a pin from the first of `sources` that has it; return at once if it is in the cache.
 
         Args:
             sources: Git URLs, clones on this machine, `pypi:llama-cpp-python==VERSION`, or that sdist's file.
@@ -69,25 +69,29 @@ class PinCache:
                 self._take_from_first(pin, sources, on_progress)
 
     def has(self, pin: str) -> bool:
-        """Return whether a pin is here, complete."""
+        """Return whether a pin is in the cache, with all its files."""
         return self.git.attempt("rev-parse", "--quiet", "--verify", f"{PINS}{pin}^{{tree}}").rc == 0
 
     def require(self, pin: str) -> None:
-        """Raise a SpecError unless the pin is here."""
+        """Raise a SpecError unless the pin is in the cache."""
         check_pin(pin)
         if not self.has(pin):
             message = f"pin {pin[:12]} is not in the cache {self.path}"
             raise SpecError(message, next=f"dgxlab patch check --pin {pin} fetches it")
 
     def pins(self) -> list[str]:
-        """Return the pins that are here, in no particular order."""
+        """Return all pins in the cache, in no particular order."""
         return self.git.attempt("for-each-ref", "--format=%(refname:lstrip=3)", PINS).text.split()
 
     def pack(self, wants: Sequence[str], haves: Sequence[str] = ()) -> list[bytes]:
-        """Return a pack, in one piece, with the commits `wants`, for a receiver that has `haves`.
+        """Return a git pack of commits, for a repository on a host; the list has a single item.
 
-        A pin comes without its history: the receiver must list it in its `shallow` file first. With `haves`
-        (unknown ones are ignored) the pack is thin, for `git index-pack --stdin --fix-thin`.
+        A pin is packed without its history: the receiver must list it in its `shallow` file first.
+
+        Args:
+            wants: The commits to pack.
+            haves: Commits that the receiver has; unknown ones are ignored. With any, the pack is thin, for
+                `git index-pack --stdin --fix-thin`.
         """
         listed = self.git.run("cat-file", "--batch-check=%(objectname)", input="".join(f"{c}\n" for c in haves))
         known = [commit for commit, line in zip(haves, listed.splitlines(), strict=True) if line == commit]
@@ -97,12 +101,12 @@ class PinCache:
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """Yield a temporary folder beside the objects."""
+        """Yield a temporary folder on the cache's disk."""
         with writing(self.path):
             (self.path / "tmp").mkdir(exist_ok=True)
             for folder in self.path.glob("tmp/*"):  # a model that was being sent may be gigabytes
                 with suppress(FileNotFoundError):  # another client has just removed it
-                    if time.time() - folder.stat().st_mtime > SCRATCH_S:
+                    if time.time() - folder.stat().st_mtime > _SCRATCH_S:
                         shutil.rmtree(folder, ignore_errors=True)
             with tempfile.TemporaryDirectory(dir=self.path / "tmp", ignore_cleanup_errors=True) as own:
                 yield Path(own)
@@ -111,7 +115,7 @@ class PinCache:
         """Create the repository and remove leftovers of a killed fetch; needs the lock."""
         self.git.run("init", "--quiet", "--bare", "--template=", str(self.path))
         stale = [self.path / "shallow.lock", self.path / "packed-refs.lock", *self.path.glob("objects/pack/tmp_*")]
-        stale += [path for ref in (PINS, INCOMING) for path in self.path.glob(f"{ref}*.lock")]
+        stale += [path for ref in (PINS, _INCOMING) for path in self.path.glob(f"{ref}*.lock")]
         for path in stale:
             path.unlink(missing_ok=True)
 
@@ -122,15 +126,15 @@ class PinCache:
                 self._take(pin, source, on_progress)
                 return
             except SourceError as error:
-                causes.append(f"{shown(source)}: {str(error).replace(source, shown(source))}")
-                mend = f"{AGAIN} with --trust-source" if isinstance(error, NotTrusted) else mend
+                causes.append(f"{without_secrets(source)}: {str(error).replace(source, without_secrets(source))}")
+                mend = f"{AGAIN} with --trust-source" if isinstance(error, ConsentNeeded) else mend
         number = "its only source" if len(sources) == 1 else f"any of its {len(sources)} sources"
         message = f"pin {pin} cannot be taken from {number}" + (f": {causes[0]}" if len(causes) == 1 else "")
         raise SpecError(message, next=mend, details="\n".join(causes))
 
     def _take(self, pin: str, source: str, on_progress: Progress) -> None:
         """Fetch the pin from one source, or raise SourceError."""
-        on_progress(f"fetching {pin[:12]} from {shown(source)}")
+        on_progress(f"fetching {pin[:12]} from {without_secrets(source)}")
         local = Path(source).expanduser()
         if source.startswith("pypi:") or local.is_file():
             with self.scratch() as folder:
@@ -143,16 +147,16 @@ class PinCache:
                 self._fetch(pin, str(folder / "llama.cpp.git"), on_progress, carried)
         elif local.is_dir():
             self._fetch(pin, str(local.resolve()), on_progress)
-        elif URL.fullmatch(source):
+        elif _URL.fullmatch(source):
             self._fetch(pin, source, on_progress)
         else:
             raise SourceError("neither a git URL, nor a folder or file on this machine, nor pypi:NAME==VERSION")
 
     def _fetch(self, pin: str, url: str, on_progress: Progress, carried: str = "") -> None:
         """Fetch one commit without its history, check it, and only then write its ref."""
-        incoming = f"{INCOMING}{pin}"
+        incoming = f"{_INCOMING}{pin}"
         flags = "--depth=1 --progress --no-tags --no-prune --no-recurse-submodules --no-write-fetch-head"
-        git = self.git.having(user=True)
+        git = self.git.configured(user=True)
         # protocol version 2 serves any commit, not only branch tips
         ran = git.follow(
             *("-c", "protocol.version=2", "-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=60"),
@@ -190,7 +194,7 @@ def check_pin(pin: str) -> None:
         raise SpecError(f"a pin is a full commit id, 40 hex digits, not {pin!r}", next=mend)
 
 
-def shown(source: str) -> str:
-    """Return a source without secrets, for printing and recording: *** for an address's user, password and query."""
+def without_secrets(source: str) -> str:
+    """Return a source for printing and recording: *** replaces the user, password and query of a URL."""
     source = re.sub(r"^(https?://[^?#]*[?#]).+", r"\1***", source)
     return re.sub(r"^(https?://)[^/@]+@", r"\1***@", source)

@@ -15,15 +15,15 @@ from pathlib import Path
 
 from dgxlab.errors import SpecError
 from dgxlab.source import programs
-from dgxlab.source.programs import Outcome, disk_trouble
+from dgxlab.source.programs import Completed, disk_trouble
 
-PLACES = re.compile(
+_PLACES = re.compile(
     r"GIT_(DIR|WORK_TREE|INDEX_FILE|OBJECT_DIRECTORY|ALTERNATE_OBJECT_DIRECTORIES|COMMON_DIR|NAMESPACE|PREFIX"
     r"|SHALLOW_FILE|GRAFT_FILE|QUARANTINE_PATH|REPLACE_REF_BASE|INTERNAL_SUPER_PREFIX|IMPLICIT_WORK_TREE|\w+_PATHSPECS)"
 )
-"""Variables that say where a repository is and how paths are read; never inherited."""
+"""Variables that tell git where a repository is and how to read paths; never inherited."""
 
-NOWHERE = {
+_NOWHERE = {
     "HOME": os.devnull,
     "XDG_CONFIG_HOME": os.devnull,
     "TZ": "UTC",
@@ -37,36 +37,39 @@ NOWHERE = {
 }
 """An environment in which a command gives the same objects for every user; HOME too, for git before 2.32."""
 
-QUIET = (
+_QUIET = (
     *("-c", "gc.auto=0", "-c", "maintenance.auto=false"),
     *("-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false"),
 )
 """Settings against running a repository's programs, and against garbage collection of objects without a ref."""
 
-READ_ONLY = {"GIT_OPTIONAL_LOCKS": "0", "GIT_ALLOW_PROTOCOL": "none"}
+_READ_ONLY = {"GIT_OPTIONAL_LOCKS": "0", "GIT_ALLOW_PROTOCOL": "none"}
 """Keeps git from writing an index, and from fetching missing objects with a program named in the repository."""
 
 
 class GitError(SpecError):
-    """git failed unexpectedly: a full disk, a damaged cache, a git that is too old."""
+    """A git command failed that should not: the disk is full, the cache is damaged, git is too old."""
 
 
 @dataclass(frozen=True)
 class Git:
-    """git on a repository."""
+    """Runs git commands on one repository."""
 
-    dir: Path  # a git directory, or, for `Git.checkout`, a working tree
-    settings: Mapping[str, str] = field(default_factory=dict)  # environment variables on top, e.g. GIT_INDEX_FILE
-    user: bool = False  # whether to use the user's own configuration
-    inside: bool = False  # whether `dir` is a working tree, so that git finds its repository by itself
+    dir: Path
+    """The git directory, or a working tree if `is_work_tree`."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Further environment variables, as GIT_INDEX_FILE."""
+    user: bool = False
+    """Whether git reads the user's own configuration."""
+    is_work_tree: bool = False
 
     @classmethod
     def checkout(cls, dir: Path) -> Git:
-        """Return git on any working tree, with the user's configuration; it writes nothing and runs nothing there."""
-        return cls(dir, READ_ONLY, user=True, inside=True)
+        """Return git to read a working tree, with the user's configuration; no program of the repository runs."""
+        return cls(dir, _READ_ONLY, user=True, is_work_tree=True)
 
-    def having(self, *, user: bool | None = None, **settings: str | Path) -> Git:
-        """Return the same git with more environment variables, or another kind of configuration."""
+    def configured(self, *, user: bool | None = None, **settings: str | Path) -> Git:
+        """Return git on the same repository, with more environment variables or another `user`."""
         more = {name: str(value) for name, value in settings.items()}
         return replace(self, settings={**self.settings, **more}, user=self.user if user is None else user)
 
@@ -81,26 +84,26 @@ class Git:
             raise self._failed(args, outcome.err)
         return outcome.out
 
-    def attempt(self, *args: str, input: str | bytes = b"", env: Mapping[str, str] | None = None) -> Outcome:
-        """Run a git command that may fail and return how it ended."""
+    def attempt(self, *args: str, input: str | bytes = b"", env: Mapping[str, str] | None = None) -> Completed:
+        """Run a git command that may fail, and return its outcome."""
         given = input.encode(errors="surrogateescape") if isinstance(input, str) else input
         return programs.run(self._argv(args), input=given, env=self.env(env))
 
-    def follow(self, *args: str, on_line: Callable[[str], None]) -> Outcome:
-        """Run a git command that shows progress and return how it ended."""
+    def follow(self, *args: str, on_line: Callable[[str], None]) -> Completed:
+        """Run a git command that may fail, call `on_line` with each line of its progress, and return its outcome."""
         return programs.follow(self._argv(args), on_line=on_line, env=self.env())
 
     def env(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return the whole environment."""
-        inherited = programs.surroundings("GIT_" if self.user else "GIT_EXEC_PATH")
-        inherited = {name: value for name, value in inherited.items() if not PLACES.fullmatch(name)}
+        """Return all environment variables of a command, with `extra` ones."""
+        inherited = programs.environment("GIT_" if self.user else "GIT_EXEC_PATH")
+        inherited = {name: value for name, value in inherited.items() if not _PLACES.fullmatch(name)}
         # git's messages are parsed, so they must be English; there is no terminal to ask for a password
         common = {"LC_ALL": "C", "LANGUAGE": "C", "GIT_TERMINAL_PROMPT": "0"}
-        return {**inherited, **common, **({} if self.user else NOWHERE), **self.settings, **(extra or {})}
+        return {**inherited, **common, **({} if self.user else _NOWHERE), **self.settings, **(extra or {})}
 
     def _argv(self, args: Sequence[str]) -> list[str]:
-        place = ("-C", str(self.dir)) if self.inside else (f"--git-dir={self.dir}",)
-        return ["git", *place, *QUIET, *args]
+        place = ("-C", str(self.dir)) if self.is_work_tree else (f"--git-dir={self.dir}",)
+        return ["git", *place, *_QUIET, *args]
 
     def _failed(self, args: Sequence[str], err: str) -> GitError:
         command = next((arg for arg in args if not arg.startswith("-")), "")
@@ -109,7 +112,7 @@ class Git:
 
 
 def reason(err: str) -> str:
-    """Return the one line of git's stderr that names the cause; for ssh, the line above git's own."""
+    """Return the line of git's stderr that names the cause; if ssh failed, that is ssh's own line."""
     lines = [line.strip() for line in err.splitlines() if line.strip()]
     causes = [i for i, line in enumerate(lines) if line.startswith(("fatal:", "error:", "ERROR:"))]
     if not causes:

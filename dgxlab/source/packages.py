@@ -22,19 +22,19 @@ from pathlib import Path
 from dgxlab.agent.files import sha256
 from dgxlab.source import programs
 from dgxlab.source.git import Git, reason
-from dgxlab.source.programs import default_path, disk_trouble, unwritable, writing
+from dgxlab.source.programs import cache_path, disk_trouble, unwritable, writing
 
-SPEC = re.compile(r"pypi:([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9.!+_-]*)")
+_SPEC = re.compile(r"pypi:([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9.!+_-]*)")
 """A source that names a package and its exact version."""
 
-GITDIR = re.compile(
+_GITDIR = re.compile(
     r"[^/]+/(?:\.git/modules/vendor/llama\.cpp|vendor/llama\.cpp/\.git)/"
     r"(HEAD|shallow|objects/[0-9a-f]{2}/[0-9a-f]{38}|objects/pack/pack-[0-9a-f]{40}\.(?:pack|idx))"
 )
 """Paths extracted from an sdist: a shallow repository with the objects of exactly one commit. git checks every object
 against its name; configuration and hooks in the sdist are never written to the disk."""
 
-SDISTS = {
+_SDISTS = {
     "0.3.30": "798c9b42652d2e0bff5fe81e7e762089f425a99e67f66ffe5ae156957876e0d1",
     "0.3.31": "c3fd23b2c7197770321020a89f23c6515a366511dce4fcda1e81cfb749267a94",
     "0.3.32": "b06502361770f82eb08b7f1a192eb084b9ead2b88fe32cda8c397a2782eabde6",
@@ -43,17 +43,17 @@ SDISTS = {
     "0.3.35": "1139dbb54509074b70893fab8554e3b079aa9f4d312058ce4018ef0019e3de12",
     "0.3.36": "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",
 }
-"""Versions of llama-cpp-python that are fetched without asking, with the sha256 of each one's source distribution."""
+"""Sha256 of the source distribution, by version of llama-cpp-python; only these need no consent of the user."""
 
 SIZE_LIMIT = 4 << 30  # bytes of git objects beyond which an sdist is refused; the real one has 35 MB
-GLIBC = (2, 17)  # oldest glibc for the wheels below, called manylinux2014
+_GLIBC = (2, 17)  # oldest glibc for the wheels below, called manylinux2014
 
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """A build tool for hosts without it: a program in a zip. `machine` is from uname."""
+    """A build tool to send to hosts that lack it; `machine` is as in `uname -m`."""
 
     name: str
     version: str
@@ -71,39 +71,46 @@ WHEELS = (
 
 
 class SourceError(Exception):
-    """A source lacks the pin, or the index lacks the file; the message is the cause."""
+    """A pin cannot be taken from a source, or a file from the package index; the message is the cause alone."""
 
 
-class NotTrusted(SourceError):
-    """A package that is fetched only with the user's consent."""
+class ConsentNeeded(SourceError):
+    """A package is fetched only with the user's consent, and there is none."""
 
 
 def download_sdist(spec: str, into: Path, on_progress: Progress, *, trusted: bool) -> Path:
-    """Fetch the sdist that `pypi:NAME==VERSION` names; `trusted` allows any package, not only SDISTS.
+    """Fetch a package's source distribution into a new folder, and return the file's path.
+
+    Args:
+        spec: `pypi:NAME==VERSION`.
+        into: The new folder.
+        on_progress: Called with each line of progress.
+        trusted: Allow any package, not only versions of llama-cpp-python whose digest is known here.
 
     Raises:
-        SourceError: if there is no such sdist, no index, no pip; NotTrusted if it needs the user's consent.
+        SourceError: if there is no such sdist, no index, no pip.
+        ConsentNeeded: if the package needs the user's consent.
         SpecError: if the disk is full.
     """
-    match = SPEC.fullmatch(spec)
+    match = _SPEC.fullmatch(spec)
     if not match:
         raise SourceError("not of the form pypi:NAME==VERSION")
     name, version = match.groups()
     is_llama = re.sub(r"[-_.]+", "-", name).lower() == "llama-cpp-python"
-    digest = SDISTS.get(version, "") if is_llama else ""
+    digest = _SDISTS.get(version, "") if is_llama else ""
     if not (digest or trusted):
-        raise NotTrusted("dgxlab does not know this package's digest, and does not fetch it without --trust-source")
+        raise ConsentNeeded("dgxlab does not know this package's digest, and does not fetch it without --trust-source")
     return _download(name, version, into, [f"--no-binary={name}"], on_progress, digest)
 
 
 def unpack_sdist(archive: Path, into: Path) -> str:
-    """Write the llama.cpp objects of an sdist into a new bare repository; return the commit it was at, or ""."""
+    """Copy llama.cpp's git objects from an sdist into a new bare repository; return its HEAD commit, "" if unknown."""
     Git(into).run("init", "--quiet", "--bare", "--template=", str(into))
     room = SIZE_LIMIT
     try:
         with gzip.open(archive) as plain, tarfile.open(fileobj=plain, mode="r|") as tar:
             for member in tar:
-                match = GITDIR.fullmatch(member.name)
+                match = _GITDIR.fullmatch(member.name)
                 if not match or not member.isreg():
                     continue
                 if member.size > room:
@@ -124,18 +131,24 @@ def unpack_sdist(archive: Path, into: Path) -> str:
 
 
 def find_wheel(name: str, machine: str, glibc: str) -> Wheel:
-    """Return the wheel of a tool for a host by its `uname -m` and glibc ("" for none); SourceError without one."""
+    """Return the wheel of a build tool that runs on a host; SourceError if there is none.
+
+    Args:
+        name: cmake or ninja.
+        machine: The host's, as in `uname -m`.
+        glibc: The version of the host's glibc; "" if it has none.
+    """
     wheel = next((each for each in WHEELS if (each.name, each.machine) == (name, machine)), None)
     if wheel is None:
         raise SourceError(f"there is none to send for {machine}")
-    if not glibc or tuple(map(int, glibc.split(".")[:2])) < GLIBC:
-        raise SourceError(f"the one to send needs glibc {'.'.join(map(str, GLIBC))}, it has {glibc or 'none'}")
+    if not glibc or tuple(map(int, glibc.split(".")[:2])) < _GLIBC:
+        raise SourceError(f"the one to send needs glibc {'.'.join(map(str, _GLIBC))}, it has {glibc or 'none'}")
     return wheel
 
 
 def fetch_wheel(wheel: Wheel, on_progress: Progress, folder: Path | None = None) -> Path:
-    """Return the path of a wheel in the user's cache, fetched with pip if missing; SourceError if pip fails."""
-    folder = folder or default_path().with_name("wheels")
+    """Return the path of a wheel in `folder`, by default the user's cache; fetch it if missing, or SourceError."""
+    folder = folder or cache_path().with_name("wheels")
     path = folder / f"{wheel.name}-{wheel.version}-{wheel.machine}.whl"
     if sha256(path) == wheel.sha256:
         return path
@@ -159,7 +172,7 @@ def _download(name: str, version: str, into: Path, flags: Sequence[str], on_prog
     ran = programs.follow(
         [*argv, *flags],
         on_line=lambda line: on_progress(line) if line.startswith("Downloading ") else None,
-        env=programs.surroundings("PIP_"),
+        env=programs.environment("PIP_"),
         silence_s=900,
     )
     if full := disk_trouble(ran.err):
@@ -170,7 +183,7 @@ def _download(name: str, version: str, into: Path, flags: Sequence[str], on_prog
 
 
 def pip_cause(output: str) -> str:
-    """Return why pip failed. Its last line is not enough: an unreachable index looks like a missing package there."""
+    """Return why pip failed. The last line is not enough: with an unreachable index it says that no version exists."""
     for line in output.splitlines():
         if re.search(r"NewConnectionError|ConnectTimeout|NameResolutionError|ProxyError|SSLError", line):
             cause = re.search(r"(?:Failed to .*?|Cannot connect to proxy[^'\"]*|\[SSL[^\]]*\][^')]*)(?=['\")])", line)

@@ -17,11 +17,19 @@ from pip._internal.network.utils import raise_for_status, response_chunks
 from pip._vendor.packaging.version import InvalidVersion, Version
 from pip._vendor.requests import RequestException
 
-KINDS = (".tar.gz", ".whl")
+_KINDS = (".tar.gz", ".whl")
 
 
 def main(name: str, version: str, sha256: str, into: str, *flags: str) -> None:
-    """Fetch the file of a package's version; `sha256` may be "", `flags` of `pip download` say which kind of file."""
+    """Download one file of a package's version into the folder `into`.
+
+    Args:
+        sha256: The expected digest; "" to expect the one that the index states.
+        flags: Options of `pip download` that select the kind of file.
+
+    Raises:
+        PipError: if there is no such file, or its digest is another.
+    """
     command = DownloadCommand("download", "")
     options, _ = command.parse_args(["--no-input", "--retries=2", *flags])
     session = command._build_session(options)
@@ -29,7 +37,7 @@ def main(name: str, version: str, sha256: str, into: str, *flags: str) -> None:
     candidates = finder.find_all_candidates(name)
     if not candidates:
         raise PipError("pip finds no version of it at all: no package index has it, or none can be reached")
-    links = [c.link for c in candidates if c.version == Version(version) and c.link.filename.endswith(KINDS)]
+    links = [c.link for c in candidates if c.version == Version(version) and c.link.filename.endswith(_KINDS)]
     if not links:
         raise PipError(f"No matching distribution found for {name}=={version}")
     link = next((each for each in links if (each.hash_name, each.hash) == ("sha256", sha256)), links[-1])

@@ -1,4 +1,4 @@
-"""The client's programs and its disk: run a program, or follow one that shows progress; lock files.
+"""The programs and the disk of the client's machine: run a program, follow its progress, hold a lock file.
 
 git and pip are run through here. No shell is used, and the user's tokens are not passed on.
 """
@@ -22,14 +22,14 @@ from typing import Any
 from dgxlab.errors import SpecError
 from dgxlab.project import user_folder
 
-CHUNK = 1 << 16  # bytes read at a time
+_CHUNK = 1 << 16  # bytes read at a time
 
-SURROUNDINGS = re.compile(
+_SURROUNDINGS = re.compile(
     r"PATH|HOME|USER|LOGNAME|EMAIL|SHELL|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|TERM|XDG_\w+|LD_(?:LIBRARY_PATH|PRELOAD)"
     r"|DISPLAY|WAYLAND_DISPLAY|DBUS_SESSION_BUS_ADDRESS|SSH_(?:AUTH_SOCK|AGENT_PID|ASKPASS\w*)|KRB5\w+|NETRC"
     r"|(?i:https?|ftp|all|no)_(?i:proxy)|SSL_CERT_(?:FILE|DIR)|(?:REQUESTS|CURL)_CA_BUNDLE"
 )
-"""Variables that a program needs to find its files, the network and the user's agents."""
+"""Names of variables by which programs find their files, the network and ssh's agent."""
 
 _TROUBLE = {
     "No space left on device": "No space left on device",
@@ -39,16 +39,16 @@ _TROUBLE = {
     "File too large": "File too large",
     "died of signal 25": "File too large",
 }
-"""Messages of programs that mean trouble with this machine's disk, with the cause; signal 25 is SIGXFSZ."""
+"""Causes that lie in this machine's disk, by words in a program's output; signal 25 is SIGXFSZ."""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EACCES, errno.EPERM, errno.ENOTDIR)
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How a program ended: exit status (negative for a signal), stdout and stderr.
+class Completed:
+    """The result of a program: exit status (negative for a signal), stdout and stderr.
 
-    Of a followed program `out` is empty, and `err` has the last lines of both.
+    After `follow`, `out` is empty and `err` has the last lines of both.
     """
 
     rc: int
@@ -61,14 +61,13 @@ class Outcome:
         return self.out.decode(errors="surrogateescape").removesuffix("\n")
 
 
-def surroundings(prefix: str = "") -> dict[str, str]:
-    """Return the environment of a program: the variables that all programs need, and those that begin with `prefix`."""
+def environment(prefix: str = "") -> dict[str, str]:
+    """Return the variables that a program inherits: those that all programs need, and those with a prefix."""
     mine = os.environ.items()
-    return {k: v for k, v in mine if SURROUNDINGS.fullmatch(k) or (prefix and k.startswith(prefix))}
+    return {k: v for k, v in mine if _SURROUNDINGS.fullmatch(k) or (prefix and k.startswith(prefix))}
 
 
-def start(argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start a program with options of Popen; SpecError if the program is not installed."""
+def _start(argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(argv, **options)
     except FileNotFoundError as error:
@@ -76,24 +75,29 @@ def start(argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
         raise SpecError(message, next=f"sudo apt-get install {argv[0]}") from error
 
 
-def run(argv: Sequence[str], *, input: bytes = b"", env: Mapping[str, str] | None = None) -> Outcome:
-    """Run a program to its end; without `env` it gets only `surroundings()`. SpecError if it is not installed."""
+def run(argv: Sequence[str], *, input: bytes = b"", env: Mapping[str, str] | None = None) -> Completed:
+    """Run a program to its end, by default with the variables of `environment()`; SpecError if not installed."""
     pipe = subprocess.PIPE
-    with start(argv, stdin=pipe, stdout=pipe, stderr=pipe, env=env or surroundings()) as child:
+    with _start(argv, stdin=pipe, stdout=pipe, stderr=pipe, env=env or environment()) as child:
         out, err = child.communicate(input)
-    return Outcome(child.returncode, out, err.decode(errors="replace"))
+    return Completed(child.returncode, out, err.decode(errors="replace"))
 
 
 def follow(
     argv: Sequence[str], *, on_line: Callable[[str], None], env: Mapping[str, str], silence_s: float = 120.0
-) -> Outcome:
-    """Run a program in a session of its own and call `on_line` with each line that it prints.
+) -> Completed:
+    """Run a program without a terminal, so that it cannot ask questions, and report each line that it prints.
 
-    Without a terminal it cannot stop to ask a question. Progress that is overwritten in place is reported, not kept.
-    A program that prints nothing for `silence_s` seconds is ended.
+    Args:
+        on_line: Called with each line; lines that end in a carriage return are not kept in the outcome.
+        env: All its environment variables.
+        silence_s: The program is ended if it prints nothing for this many seconds.
+
+    Raises:
+        SpecError: if it is not installed.
     """
     options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    child = start(argv, env=env, start_new_session=True, **options)
+    child = _start(argv, env=env, start_new_session=True, **options)
     kept: deque[str] = deque(maxlen=200)
     assert child.stdout
     with child.stdout as out:
@@ -108,7 +112,7 @@ def follow(
         except BaseException:
             _end(child)
             raise
-    return Outcome(child.wait(), b"", "\n".join(kept))
+    return Completed(child.wait(), b"", "\n".join(kept))
 
 
 def _lines(fd: int, silence_s: float) -> Iterator[tuple[str, bool]]:
@@ -118,7 +122,7 @@ def _lines(fd: int, silence_s: float) -> Iterator[tuple[str, bool]]:
         ready, _, _ = select.select([fd], [], [], silence_s)
         if not ready:
             raise TimeoutError
-        piece = os.read(fd, CHUNK)
+        piece = os.read(fd, _CHUNK)
         *lines, rest = re.split(rb"(?<=[\r\n])", rest + piece)
         for line in [*lines, rest] if not piece else lines:
             if text := line.decode(errors="replace").strip():
@@ -138,7 +142,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold a lock file; a process that dies releases it."""
+    """Hold an exclusive lock on a file; `on_wait` is called first if another process holds it."""
     with writing(path.parent):
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -154,7 +158,7 @@ def locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn a disk that is full or not writable into a SpecError about `path`."""
+    """Raise a SpecError about `path` if the disk is full or not writable inside the `with` block."""
     try:
         yield
     except OSError as error:
@@ -164,16 +168,16 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def unwritable(path: Path, cause: str) -> SpecError:
-    """Return the error for a folder that cannot be written."""
+    """Return the SpecError for a folder that cannot be written, for that cause."""
     mend = "make room there, or set XDG_CACHE_HOME to another disk"
     return SpecError(f"{path} cannot be written: {cause}", next=mend)
 
 
 def disk_trouble(output: str) -> str:
-    """Return the trouble with this machine's disk in a program's output, or ""."""
+    """Return why this machine's disk made a program fail, by the program's output; "" if it did not."""
     return next((cause for words, cause in _TROUBLE.items() if words in output), "")
 
 
-def default_path() -> Path:
-    """Return the user's cache of pins: below $XDG_CACHE_HOME, else ~/.cache."""
+def cache_path() -> Path:
+    """Return the default path of the pin cache, below $XDG_CACHE_HOME or ~/.cache."""
     return user_folder("XDG_CACHE_HOME", ".cache") / "llama.cpp.git"

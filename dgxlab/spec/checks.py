@@ -14,31 +14,34 @@ from dgxlab.model import (
     GPU_BACKENDS,
     Check,
     FileModel,
-    Model,
     SyntheticModel,
     environments,
     gpu_backends,
     quantisation,
     root_of,
 )
-from dgxlab.spec.fields import shell_text
+from dgxlab.spec.fields import unsafe_flags
 from dgxlab.spec.models import ExperimentSpec
 from dgxlab.spec.nodes import Loc, nearest, shown
 from dgxlab.tools import Benchmark, keys_of
 
-MAX_CELLS = 100_000  # cells of one experiment; ten times the most that a plan is tested with
-SECRET = re.compile(r"(.*_)?(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(API|ACCESS|PRIVATE)_KEY)")
+_MAX_CELLS = 100_000  # cells of one experiment; ten times the most that a plan is tested with
+_SECRET = re.compile(r"(.*_)?(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(API|ACCESS|PRIVATE)_KEY)")
 """Names of variables that hold secrets: a spec is recorded, printed and kept in git."""
-CUDA_KEYS = "GGML_CUDA: true and CMAKE_CUDA_ARCHITECTURES"
-Finding = tuple[Loc, str]  # place and text of a problem
+_CUDA_KEYS = "GGML_CUDA: true and CMAKE_CUDA_ARCHITECTURES"
+_Finding = tuple[Loc, str]  # place and text of a problem
 
 
-def check(spec: ExperimentSpec, session: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield all problems of a spec whose fields are valid; `session` has the keys written in the file."""
+def check(spec: ExperimentSpec, session: Mapping[str, Any]) -> Iterator[_Finding]:
+    """Yield the place and a sentence of each problem of a spec whose fields are valid.
+
+    Args:
+        session: The keys of its `session` that the file sets itself, without defaults.
+    """
     if not spec.bench and all(gate.engaged for gate in spec.gates):
         yield ("bench",), "missing: with neither bench nor a gate that runs by itself there is nothing to do"
     for name, value in spec.cmake.items():
-        if wrong := shell_text(name, value):
+        if wrong := unsafe_flags(name, value):
             yield ("cmake", name), wrong
     yield from _recipes(spec)
     yield from _secrets(spec)
@@ -52,8 +55,8 @@ def check(spec: ExperimentSpec, session: Mapping[str, Any]) -> Iterator[Finding]
         lengths = {name: len(values) for name, values in _axes(body).items()}
         sizes = sum(lengths.pop(name) for name in body.either) if body.either else 1
         before, total = total, total + sizes * math.prod(lengths.values())
-        if before <= MAX_CELLS < total:
-            yield ("bench", place), f"makes more than {MAX_CELLS:,} cells: measure less, or split the experiment"
+        if before <= _MAX_CELLS < total:
+            yield ("bench", place), f"makes more than {_MAX_CELLS:,} cells: measure less, or split the experiment"
     if {"effect", "cycles"} <= session.keys():
         yield ("session", "cycles"), "fixes by hand what effect decides: give one of the two"
     if "block_minutes" in session and spec.session.thermal == "cold":
@@ -68,7 +71,7 @@ def _bodies(spec: ExperimentSpec) -> Iterator[tuple[Loc, Any]]:
             yield (part, place, kind), body
 
 
-def _gpu_builds(spec: ExperimentSpec) -> Iterator[Finding]:
+def _gpu_builds(spec: ExperimentSpec) -> Iterator[_Finding]:
     """Refuse settings that need a GPU backend that is not built: llama.cpp would silently measure the processor."""
     wrong = [key for key in GPU_BACKENDS if spec.cmake.get(key, "ON") not in ("ON", "OFF")]
     yield from ((("cmake", key), f"must be true or false, not {shown(spec.cmake[key])}") for key in wrong)
@@ -76,15 +79,15 @@ def _gpu_builds(spec: ExperimentSpec) -> Iterator[Finding]:
     for loc, body in _bodies(spec):
         if max(getattr(body, "axes", {}).get("n_gpu_layers", [0])) > 0 and not built:
             why = "no GPU backend is built, and the processor would be measured"
-            yield (*loc, "n_gpu_layers"), f"{why}: cmake needs {CUDA_KEYS}"
+            yield (*loc, "n_gpu_layers"), f"{why}: cmake needs {_CUDA_KEYS}"
         name = getattr(body, "backend", "")
         for key, backend in GPU_BACKENDS.items():
             if name.rstrip("0123456789") == backend and backend not in built:
-                needed = CUDA_KEYS if key == "GGML_CUDA" else f"{key}: true"
+                needed = _CUDA_KEYS if key == "GGML_CUDA" else f"{key}: true"
                 yield (*loc, "backend"), f"{name} is not built: cmake needs {needed}"
 
 
-def _recipes(spec: ExperimentSpec) -> Iterator[Finding]:
+def _recipes(spec: ExperimentSpec) -> Iterator[_Finding]:
     records = spec.model_records()
     for name, model in spec.models.items():
         record = records.get(name)
@@ -105,14 +108,14 @@ def _recipes(spec: ExperimentSpec) -> Iterator[Finding]:
             yield ("models", name, model.kind[0]), error.message
 
 
-def _secrets(spec: ExperimentSpec) -> Iterator[Finding]:
+def _secrets(spec: ExperimentSpec) -> Iterator[_Finding]:
     text = "looks like a secret, and a spec is recorded: it belongs to the host's env in hosts.yaml"
     for loc, body in [((), spec), *_bodies(spec)]:
         for key in ("env", "against"):
-            yield from (((*loc, key, name), text) for name in filter(SECRET.fullmatch, getattr(body, key, {})))
+            yield from (((*loc, key, name), text) for name in filter(_SECRET.fullmatch, getattr(body, key, {})))
 
 
-def _gates(spec: ExperimentSpec) -> Iterator[Finding]:
+def _gates(spec: ExperimentSpec) -> Iterator[_Finding]:
     """Check that gates have evidence, that their models exist, and that they could fail and pass."""
     records = spec.model_records()
     measured = {entry.kind[0] for entry in spec.bench or []}
@@ -125,19 +128,16 @@ def _gates(spec: ExperimentSpec) -> Iterator[Finding]:
             name = getattr(body, key, "")
             if name and name not in spec.models:
                 yield ("gates", place, kind, key), f"no model {shown(name)} under models{nearest(name, spec.models)}"
-            elif name in records and not _has_text(records[name]):
-                yield ("gates", place, kind, key), f"model {name} has no vocabulary: give its recipe vocab: llama-spm"
+            elif name in records:
+                root = root_of(records[name])
+                if isinstance(root, SyntheticModel) and not root.vocab:
+                    why = f"model {name} has no vocabulary: give its recipe vocab: llama-spm"
+                    yield ("gates", place, kind, key), why
         if isinstance(body, Check):
             arm, other = environments(body, spec.env)
             if getattr(body, "against", {}) and arm == other:
                 yield ("gates", place, kind), "against changes nothing: the arm's environment is that already"
             yield from ((("gates", place, kind), text) for text in body.flaws())
-
-
-def _has_text(record: Model) -> bool:
-    """Return whether a model has a tokenizer, as far as the spec knows."""
-    root = root_of(record)
-    return not isinstance(root, SyntheticModel) or bool(root.vocab)
 
 
 def _axes(entry: Benchmark) -> dict[str, Sequence[Any]]:
@@ -152,7 +152,7 @@ def _axes(entry: Benchmark) -> dict[str, Sequence[Any]]:
     return varied | getattr(entry, "axes", {})
 
 
-def _entry(spec: ExperimentSpec, body: Benchmark) -> Iterator[Finding]:
+def _entry(spec: ExperimentSpec, body: Benchmark) -> Iterator[_Finding]:
     """Check a bench entry's cells and exclusions: with a typo, excluded cells would be measured."""
     name, args, either = getattr(body, "model", None), getattr(body, "args", ()), body.either
     axes = {axis: values for axis, values in _axes(body).items() if values}

@@ -62,17 +62,17 @@ class OneKind(Strict):
 
     @property
     def kind(self) -> tuple[str, Any]:
-        """The key, and its value."""
+        """The name of the map's only key, and the value of that key."""
         (name,) = self.model_fields_set
         return type(self).model_fields[name].alias or name, getattr(self, name)
 
 
 class Keys:
-    """Marks a record of dgxlab.model that a map is decoded to: the keys are its fields, with defaults and help.
+    """Annotation of a record of dgxlab.model: a map is decoded to the record, and its keys are the record's fields.
 
     Args:
-        without: Fields that a spec does not set.
-        types: Other types than the record's own, by field.
+        without: Fields that are no keys, and keep their defaults.
+        types: Types of `fields` for some keys, stricter than the record's own.
     """
 
     def __init__(self, *without: str, **types: Any) -> None:
@@ -80,7 +80,7 @@ class Keys:
         self.types = types
 
     def __get_pydantic_core_schema__(self, source: Any, inner: GetCoreSchemaHandler) -> CoreSchema:
-        """Return the record's schema with these keys alone; the others get their defaults."""
+        """Change the record's own schema: leave out fields, and exchange types."""
         schema = inner(source)
         record: Any = inner.resolve_ref_schema(schema)["schema"]
         record["fields"] = [field for field in record["fields"] if field["name"] not in self.without]
@@ -94,7 +94,7 @@ class Keys:
         return core_schema.no_info_after_validator_function(lambda partial: source(**vars(partial)), schema)
 
 
-class OneOrMany:
+class _OneOrMany:
     """Marks a list that may also be written as a single scalar."""
 
     def __get_pydantic_core_schema__(self, source: Any, inner: GetCoreSchemaHandler) -> CoreSchema:
@@ -112,8 +112,8 @@ class OneOrMany:
 # -- rules of values --------------------------------------------------------------------------------------------------
 
 
-def shell_text(name: str, value: str) -> str:
-    """Return the problem of compiler or linker flags, which cmake passes to a shell unchanged; else ""."""
+def unsafe_flags(name: str, value: str) -> str:
+    """Return why a variable's value is refused, "" if it is not: cmake passes compiler and linker flags to a shell."""
     unsafe = _SHELL.search(value) if _COMPILER_FLAGS.fullmatch(name) else None
     return f"holds {unsafe[0]!r}: flags are read by a shell, and may not be more than flags" if unsafe else ""
 
@@ -175,9 +175,9 @@ def _no_repeats(values: list[T]) -> list[T]:
 _ONE_LINE = _must(lambda text: "\n" not in text, "must be one line")
 _CMAKE_OWNED = "cannot be set: dgxlab sets it, to find the binaries and to know what they load"
 
-Few = Annotated[list[T], AfterValidator(_no_repeats), OneOrMany()]
+Few = Annotated[list[T], AfterValidator(_no_repeats), _OneOrMany()]
 """A scalar or a list without repetitions; it may be empty."""
-Many = Annotated[list[T], Field(min_length=1), AfterValidator(_no_repeats), OneOrMany()]
+Many = Annotated[list[T], Field(min_length=1), AfterValidator(_no_repeats), _OneOrMany()]
 """A scalar or a list without repetitions, not empty."""
 if TYPE_CHECKING:
     Maybe: TypeAlias = T | None
@@ -241,7 +241,7 @@ FlashAttn = Annotated[
 """As llama.cpp's column prints it: 1, 0, or -1 for auto."""
 Env = dict[EnvKey, str]
 Against = dict[EnvKey, str | None]  # variables that differ in another environment; null for an unset variable
-Args = Annotated[list[Argument], OneOrMany()]  # raw arguments of a program
+Args = Annotated[list[Argument], _OneOrMany()]  # raw arguments of a program
 Exclude = list[
     Annotated[
         dict[Column, Param],

@@ -19,18 +19,18 @@ from pydantic import Field, TypeAdapter, ValidationError, field_validator, model
 
 from dgxlab.errors import HostError, SpecError, command, edit, one_line
 from dgxlab.model import HostEntry, Text, digest
-from dgxlab.spec.fields import Env, Few, Line, ModelPath, Name, Strict, shell_text
+from dgxlab.spec.fields import Env, Few, Line, ModelPath, Name, Strict, unsafe_flags
 from dgxlab.spec.nodes import explain, locate, nearest, plain, refuse
 from dgxlab.spec.yaml_file import read_file
 
 DESTINATION = re.compile(r"[A-Za-z0-9_][^\s\0]*")  # a valid ssh destination: never an option
-CONSENTS = "trusted_hosts"
-"""The file with the user's consents: a line of digest, name and hosts.yaml for each entry of a project."""
+_CONSENTS = "trusted_hosts"
+"""File beside the user's hosts.yaml: a line for each entry consented to, with digest, name and hosts.yaml."""
 
 _Ssh = Annotated[str, Text(DESTINATION.pattern, "what ssh is given: an alias, user@host or ssh://user@host:port")]
 
 
-class HostSpec(Strict):
+class _HostSpec(Strict):
     """One machine; the keys are the fields of HostEntry."""
 
     ssh: _Ssh = ""
@@ -42,7 +42,7 @@ class HostSpec(Strict):
     lock: ModelPath = ""
 
     @model_validator(mode="after")
-    def _one_way(self) -> HostSpec:
+    def _one_way(self) -> _HostSpec:
         if bool(self.ssh) == self.local:
             raise ValueError("must have exactly one of ssh: and local: true")
         return self
@@ -51,18 +51,19 @@ class HostSpec(Strict):
     @classmethod
     def _flags_alone(cls, env: dict[str, str]) -> dict[str, str]:
         for name, value in env.items():
-            if wrong := shell_text(name, value):
+            if wrong := unsafe_flags(name, value):
                 raise ValueError(f"{name} {wrong}")
         return env
 
 
-HOSTS = TypeAdapter(dict[Name, HostSpec])
+_HOSTS = TypeAdapter(dict[Name, _HostSpec])
 
 
 def load_hosts(paths: Sequence[Path]) -> dict[str, HostEntry]:
-    """Read hosts.yaml files, where they exist; an earlier file's entry counts, and `local` is always there.
+    """Return all hosts by name: `local`, and the entries of those hosts.yaml files that exist.
 
-    Raises SpecError with file, line and key of what is wrong.
+    If several files name a host, the entry of the first file is used. Raises SpecError with file, line and key of what
+    is wrong.
     """
     hosts = {"local": HostEntry("local")}
     for path in filter(Path.exists, paths):
@@ -71,7 +72,7 @@ def load_hosts(paths: Sequence[Path]) -> dict[str, HostEntry]:
 
 
 def look_up(name: str, paths: Sequence[Path]) -> HostEntry:
-    """Return the host of that name, without checking consent; raises SpecError if no file names it."""
+    """Return a host by name without asking for consent; raises SpecError if none of the hosts.yaml files names it."""
     hosts = load_hosts(paths)
     if name not in hosts:
         why = f"host {name} is not known: no hosts.yaml names it{nearest(name, hosts)}"
@@ -81,14 +82,14 @@ def look_up(name: str, paths: Sequence[Path]) -> HostEntry:
 
 
 def find_host(name: str, paths: Sequence[Path]) -> HostEntry:
-    """Return the host of that name, with consent checked; `paths` begins with the user's own hosts.yaml.
+    """Return a host by name, whose consent is given or not needed; `paths` begins with the user's own hosts.yaml.
 
     Raises:
         SpecError: if no file names it.
         HostError: if a project's entry needs a consent that the user has not given.
     """
     entry = look_up(name, paths)
-    path = paths[0].with_name(CONSENTS)
+    path = paths[0].with_name(_CONSENTS)
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     consents = {line.partition(" ")[0] for line in lines}
     if (keys := to_consent(entry, paths[0])) and digest(vars(entry)) not in consents:
@@ -98,7 +99,7 @@ def find_host(name: str, paths: Sequence[Path]) -> HostEntry:
 
 
 def to_consent(entry: HostEntry, own: Path) -> dict[str, object]:
-    """Return an entry's settings that need the user's consent; {} for an entry in the user's own hosts.yaml, `own`."""
+    """Return the settings of a host that need the user's consent; {} if it is in `own`, the user's own hosts.yaml."""
     if entry.file in ("", str(own)):
         return {}
     keys = {"local": not entry.ssh, "python": entry.python, "path_prepend": list(entry.path_prepend)}
@@ -106,8 +107,8 @@ def to_consent(entry: HostEntry, own: Path) -> dict[str, object]:
 
 
 def consent(entry: HostEntry, own: Path) -> None:
-    """Record the user's consent to a project's entry as it is now; raises SpecError if it cannot be written."""
-    path = own.with_name(CONSENTS)
+    """Store the user's consent to a host's entry as it is now, beside `own`; SpecError if that cannot be written."""
+    path = own.with_name(_CONSENTS)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a") as out:
@@ -117,9 +118,9 @@ def consent(entry: HostEntry, own: Path) -> None:
 
 
 def add_host(path: Path, name: str, ssh: str) -> None:
-    """Add an entry to a hosts.yaml, or create one; other bytes are unchanged, and the file is replaced atomically.
+    """Append a host to the hosts.yaml at `path`, or create the file; `ssh` is what `ssh` is called with.
 
-    Raises SpecError if the file cannot be written, or would become invalid.
+    The file is replaced atomically. Raises SpecError if it cannot be written, or would become invalid.
     """
     path = path.resolve()  # keep a link: people store their settings elsewhere
     line = f"{json.dumps(name)}: {{ssh: {json.dumps(ssh, ensure_ascii=False)}}}"
@@ -145,9 +146,9 @@ def _read(path: Path) -> dict[str, HostEntry]:
     try:
         tree = read_file(path, str(path), may_be_empty=True)
         try:
-            hosts = HOSTS.validate_python(plain(tree))
+            hosts = _HOSTS.validate_python(plain(tree))
         except ValidationError as error:
-            refuse(explain(error, tree, HOSTS.json_schema()))
+            refuse(explain(error, tree, _HOSTS.json_schema()))
         if "local" in hosts:
             refuse([locate(tree, ("local",), "is this machine; give it another name, with local: true, to change it")])
     except SpecError as error:

@@ -19,13 +19,13 @@ from dgxlab.spec import fields
 from dgxlab.spec.fields import Keys, Many, Maybe, OneKind, Strict
 from dgxlab.tools import BENCHES, CHECKS, Benchmark, Key, keys_of
 
-SOURCES = ("https://github.com/ggml-org/llama.cpp", "pypi:llama-cpp-python==0.3.30")
+_SOURCES = ("https://github.com/ggml-org/llama.cpp", "pypi:llama-cpp-python==0.3.30")
 """Default sources of a pin."""
 
 # -- what tools declare -----------------------------------------------------------------------------------------------
 
 
-class EntrySpec(Strict):
+class _EntrySpec(Strict):
     """An entry of a tool, whose keys and axes are the fields."""
 
     exclude: fields.Exclude = Field(default_factory=list)
@@ -34,7 +34,7 @@ class EntrySpec(Strict):
     """Environment of this entry, besides the spec's."""
 
 
-class CheckSpec(Strict):
+class _CheckSpec(Strict):
     """A gate of a tool, whose keys are the fields."""
 
     env: fields.Env = Field(default_factory=dict)
@@ -76,11 +76,11 @@ def _entry(bench: type[Benchmark]) -> Any:
     axes = {name: Key(f"Many[{axis.kind}]", axis.about, default="") for name, axis in bench.axis_keys.items()}
     args = "Further raw arguments, the same for every cell; flags that have a key of their own are refused."
     keys = {**keys_of(bench), **({"args": Key("Args", args, default=[])} if axes else {}), **axes}
-    return _declared(EntrySpec, f"{bench.name.title().replace('-', '')}Spec", bench, keys, axes)
+    return _declared(_EntrySpec, f"{bench.name.title().replace('-', '')}Spec", bench, keys, axes)
 
 
 def _check(check: type[model.Check]) -> Any:
-    return _declared(CheckSpec, f"{check.__name__}Spec", check, keys_of(check))
+    return _declared(_CheckSpec, f"{check.__name__}Spec", check, keys_of(check))
 
 
 # mypy cannot see types that are made at run time
@@ -94,7 +94,7 @@ _benches: dict[str, Any] = {
 _about = "One benchmark; its lists expand to a matrix of cells."
 BenchSpec: Any = create_model("BenchSpec", __base__=OneKind, __doc__=_about, **_benches)
 
-ParityGateSpec = Annotated[
+_ParityGateSpec = Annotated[
     model.ParityGate,
     Keys(
         "overridden",
@@ -108,12 +108,12 @@ ParityGateSpec = Annotated[
         engaged=fields.Line,
     ),
 ]
-EngagedGateSpec = Annotated[
+_EngagedGateSpec = Annotated[
     model.EngagedGate, Keys(stderr=fields.Line, tools=Annotated[_many[_literal[tuple(BENCHES)]], AfterValidator(tuple)])
 ]
 _gates: dict[str, Any] = {
-    "backend_ops": (_maybe[ParityGateSpec], Field(None, alias="backend-ops")),
-    "engaged": (_maybe[EngagedGateSpec], None),
+    "backend_ops": (_maybe[_ParityGateSpec], Field(None, alias="backend-ops")),
+    "engaged": (_maybe[_EngagedGateSpec], None),
     **{name: (_maybe[_check(check)], None) for name, check in CHECKS.items()},
 }
 _about = "A correctness check before anything is measured."
@@ -140,7 +140,7 @@ class LlamaCpp(Strict):
 
     pin: fields.Commit
     """The full commit id, 40 hex digits; quote it when it could be read as a number."""
-    sources: Many[fields.Source] = Field(default_factory=lambda: list(SOURCES))
+    sources: Many[fields.Source] = Field(default_factory=lambda: list(_SOURCES))
     """Where the pin is looked for, in order: git URLs, clones, sdists as pypi:llama-cpp-python==0.3.30."""
 
 
@@ -157,10 +157,6 @@ class DerivedSpec(Strict):
     """A file of llama-imatrix on the host, as /... or ~/...; types below 3 bits need one."""
     allow_requantize: bool = False
     """Also from a source that is quantised already. Such a model is marked: good for speed, not for quality."""
-
-    def how(self) -> dict[str, Any]:
-        """Return the fields of the record but its source."""
-        return {name: value for name, value in self if name != "of" and value is not None}
 
 
 class ModelSpec(OneKind):
@@ -225,7 +221,7 @@ class ExperimentSpec(Strict):
         )
 
     def model_records(self) -> dict[str, model.Model]:
-        """Return the models, without a derived one that lacks a source or is made from itself: refused elsewhere."""
+        """Return the models by name; those with a missing or circular source are left out, and refused by `checks`."""
         return {name: record for name in self.models if (record := self._model(name, ()))}
 
     def _model(self, name: str, derived: tuple[str, ...]) -> model.Model | None:
@@ -238,23 +234,24 @@ class ExperimentSpec(Strict):
         if isinstance(spec, model.SyntheticModel):
             return replace(spec, vocab_pin=self.llama_cpp.pin if spec.vocab else "")
         source = self._model(spec.of, (*derived, name))
-        return model.DerivedModel(source, **spec.how()) if source else None
+        how = {key: value for key, value in spec if key != "of" and value is not None}
+        return model.DerivedModel(source, **how) if source else None
 
 
 class SpecSchema(GenerateJsonSchema):
-    """Generates the schema without parts that mislead editors, as strict about the keys of open maps as `load`."""
+    """Makes the JSON Schema of a spec for editors: as strict as `load`, and without what would mislead them."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         """Return False: a key is its own title."""
         return False
 
     def dict_schema(self, schema: Any) -> dict[str, Any]:
-        """Allow no keys but those of the pattern."""
+        """Allow only keys that match the pattern, if there is one."""
         described = super().dict_schema(schema)
         return described | ({"additionalProperties": False} if "patternProperties" in described else {})
 
     def default_schema(self, schema: Any) -> dict[str, Any]:
-        """Keep a default only if it tells editors a value: a default that means "left out" may be no valid one."""
+        """Drop a default that only means "left out": it may be no valid value."""
         described = super().default_schema(schema)
         default = described.get("default")
         below = isinstance(default, (int, float)) and (

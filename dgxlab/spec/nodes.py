@@ -14,13 +14,13 @@ from dgxlab.errors import SpecError
 
 Scalar = str | int | float | bool | None
 Loc = tuple[str | int, ...]  # the place of a value in the tree: keys and list positions, from the top
-MAX_LISTED = 100  # max problems in one error; a hostile file can have a hundred thousand
-MAX_EXPLAINED = 1000
+_MAX_LISTED = 100  # max problems in one error; a hostile file can have a hundred thousand
+_MAX_EXPLAINED = 1000
 """Max pydantic errors that are explained: finding the nearest key takes time, and more are never listed."""
 
 
 class Mark(NamedTuple):
-    """Origin of a value: a file and a line, or `--set`."""
+    """Where a value is written: a file and a line, or `--set`."""
 
     source: str
     line: int | None = None
@@ -33,7 +33,7 @@ SET = Mark("--set")
 
 
 class Node(NamedTuple):
-    """A YAML value and its mark: the line of its key in a map, the first line of an item in a list."""
+    """A YAML value, of nodes if it is a map or a list. The mark of a map's value is the line of its key."""
 
     value: dict[str, Node] | list[Node] | Scalar
     mark: Mark
@@ -41,7 +41,7 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem and its place."""
+    """A sentence about a value: `mark` is where it is written, `loc` its place in the tree."""
 
     mark: Mark
     loc: Loc
@@ -52,11 +52,11 @@ class Problem:
 
 
 def refuse(problems: Sequence[Problem], *, next: str = "") -> NoReturn:
-    """Raise one SpecError for all problems, by line: its message is the first, its details list all of several."""
+    """Raise one SpecError for all problems: the message is the first by line; `details` lists all if several."""
     ordered = sorted(problems, key=lambda problem: (problem.mark.source, problem.mark.line or 0))
     lines = list(dict.fromkeys(str(problem) for problem in ordered))
-    if len(lines) > MAX_LISTED:
-        lines[MAX_LISTED:] = [f"... and {len(lines) - MAX_LISTED} more"]
+    if len(lines) > _MAX_LISTED:
+        lines[_MAX_LISTED:] = [f"... and {len(lines) - _MAX_LISTED} more"]
     raise SpecError(lines[0], next=next, details="\n".join(lines) if len(lines) > 1 else "")
 
 
@@ -74,9 +74,9 @@ def plain(node: Node) -> Any:
 
 
 def locate(root: Node, loc: Loc, text: str) -> Problem:
-    """Return the problem at `loc`, marked by the deepest value that exists; a missing key still gets its name.
+    """Return a problem about the value at `loc`, or about the deepest value above it that exists.
 
-    Positions in a scalar that replaces a list of one are left out.
+    The problem still names the missing key of a map; a position is left out where a scalar replaces the list.
     """
     node, depth = root, 0
     for part in loc:
@@ -93,18 +93,18 @@ def locate(root: Node, loc: Loc, text: str) -> Problem:
 
 
 def dotted(loc: Loc) -> str:
-    """Return a loc as users type it: `bench[0].TOOL.n_prompt`."""
+    """Return a place as users write it: `bench[0].TOOL.n_prompt`."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{printable(part)}" for part in loc).removeprefix(".")
 
 
 def printable(text: str, length: int = 60) -> str:
-    """Return text that is safe in one line of a message: escapes instead of control characters, and not too long."""
+    """Return text for one line of a message: control characters are escaped, more than `length` characters are cut."""
     safe = "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in text[:length])
     return safe if len(text) <= length else safe + "..."
 
 
 def shown(value: Any) -> str:
-    """Return a value as a message quotes it."""
+    """Return a value as a message quotes it: text in quotes, `a map`, `an empty list`, else as in JSON."""
     if isinstance(value, str):
         return f"'{printable(value)}'"
     if isinstance(value, (dict, list)):
@@ -113,7 +113,7 @@ def shown(value: Any) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean X?` for the nearest known name, else the known names if they are few, else nothing."""
+    """Return the end of a message about an unknown name: `; did you mean X?`, or the known names if few, or ""."""
     names = {known_name.lower(): known_name for known_name in sorted(known)}
     if close := difflib.get_close_matches(name[:64].lower(), names, n=1, cutoff=0.6):
         return f"; did you mean {names[close[0]]}?"
@@ -146,9 +146,14 @@ _SENTENCES = {
 
 
 def explain(error: ValidationError, tree: Node, schema: Mapping[str, Any]) -> list[Problem]:
-    """Return a problem for each of pydantic's errors, in the order of the spec's keys; `schema` names known keys."""
+    """Return a problem for each of pydantic's errors.
+
+    Args:
+        tree: What was validated.
+        schema: Its JSON Schema, for the names of known keys.
+    """
     problems = []
-    for detail in error.errors(include_url=False)[:MAX_EXPLAINED]:
+    for detail in error.errors(include_url=False)[:_MAX_EXPLAINED]:
         # pydantic marks a bad key, as opposed to a bad value below it, with a last part "[key]".
         is_key = detail["loc"][-1:] == ("[key]",)
         loc: Loc = detail["loc"][:-1] if is_key else detail["loc"]

@@ -8,7 +8,7 @@ gates            append, and no child can remove one. A gate with the identity o
                  where the child has another `expect`. The identity of a parity gate is op, backend and env, of an
                  engaged gate its marker and tools, of the others all but what they must reach and their time
 other lists      replace
-name, hypothesis are the file's own and never inherited; a spec without a name is called like its file
+name, hypothesis are never inherited; a spec without a name has that of its file
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from dgxlab.spec.nodes import SET, Loc, Mark, Node, Problem, dotted, fail, neare
 from dgxlab.spec.yaml_file import MAX_DEPTH, read_file, read_value
 from dgxlab.tools import CHECKS
 
-MODEL_KINDS = {"path", "synthetic", "derived"}  # a model entry has one of these keys
-SESSION_KINDS = {"effect", "cycles"}  # a session has one of these keys at most
-LIMITS = ("expect", "tests", "engaged", "kld_ratio_at_most", "kld_at_most", "ppl_ratio_at_most", "limit_s")
+_MODEL_KINDS = {"path", "synthetic", "derived"}  # a model entry has one of these keys
+_SESSION_KINDS = {"effect", "cycles"}  # a session has one of these keys at most
+_LIMITS = ("expect", "tests", "engaged", "kld_ratio_at_most", "kld_at_most", "ppl_ratio_at_most", "limit_s")
 """Limits of a gate: keys that do not identify it."""
-OWN = ("name", "hypothesis")  # keys that identify a file: a child does not inherit them
-MUST_REACH = ("expect", "unsupported", "cases")
+_OWN = ("name", "hypothesis")  # keys that identify a file: a child does not inherit them
+_MUST_REACH = ("expect", "unsupported", "cases")
 """Limits of a parity gate that `--set` may change; the gate is then marked."""
-SETTABLE = (*MUST_REACH, "limit_s")
+_SETTABLE = (*_MUST_REACH, "limit_s")
 """Keys of a gate that `--set` may change; any other key would turn it into another gate."""
 
 
@@ -42,13 +42,13 @@ def resolve(path: Path) -> Node:
     """
     tree, *children = reversed(_read_chain(path))
     for child in children:
-        inherited = Node({key: node for key, node in _entries(tree).items() if key not in OWN}, tree.mark)
+        inherited = Node({key: node for key, node in _entries(tree).items() if key not in _OWN}, tree.mark)
         tree = _merge((), inherited, child)
     return tree
 
 
 def label(path: Path) -> str:
-    """Return a file's name in errors: its path relative to the current folder if below it."""
+    """Return a file's name for errors: relative to the current folder if it is below that, else absolute."""
     absolute, cwd = absolute_path(path), Path.cwd()
     return printable(str(absolute.relative_to(cwd) if absolute.is_relative_to(cwd) else absolute), 300)
 
@@ -59,11 +59,14 @@ def absolute_path(path: Path) -> Path:
 
 
 def override(tree: Node, setting: str) -> Node:
-    """Return the tree with one value replaced.
+    """Return the tree with one value replaced or added, as `--set` asks.
 
-    A new key is added, and validation refuses it when the spec has no such key. List positions are numbers:
-    `bench.0.TOOL.n_prompt=[512]`, or `bench[0]...`. Raises SpecError if it is not `key=value`, if the value is not
-    YAML, or if the path does not exist.
+    Args:
+        setting: `KEY=VALUE`. KEY is a dotted path with list positions from 0, as `bench.0.TOOL.n_prompt` or
+            `bench[0]...`; VALUE is YAML.
+
+    Raises:
+        SpecError: if it has another form, the key's path does not exist, or it must not be changed (a gate's identity).
     """
     key, equals, text = setting.partition("=")
     parts = re.sub(r"\[([0-9]+)\]", r".\1", key.strip()).split(".")
@@ -71,18 +74,20 @@ def override(tree: Node, setting: str) -> Node:
         fail(SET, (), f"'{printable(setting)}' is not key=value, as in session.cycles=4")
     if parts[0] == "extends":
         fail(SET, ("extends",), "is read before --set: write a file that extends the other one")
-    if parts[0] == "gates" and (len(parts) != 4 or parts[2] != "backend-ops" or parts[3] not in SETTABLE):
-        only = f"only gates.N.backend-ops.{{{','.join(SETTABLE)}}} can be set: no gate can be removed or exchanged"
+    if parts[0] == "gates" and (len(parts) != 4 or parts[2] != "backend-ops" or parts[3] not in _SETTABLE):
+        only = f"only gates.N.backend-ops.{{{','.join(_SETTABLE)}}} can be set: no gate can be removed or exchanged"
         fail(SET, tuple(parts), f"{only}; add one in a file that extends this one")
     return _put((), tree, parts, Node(read_value(text, tuple(parts)).value, SET))
 
 
 def changed_gates(tree: Node) -> set[int]:
-    """Return the positions of gates whose limits `--set` changed; the tree is a valid spec."""
+    """Return the positions of the gates whose expectations `--set` changed, in the tree of a valid spec."""
     entries: Any = tree.value
     gates = entries["gates"].value if "gates" in entries else []
     bodies = {place: gate.value["backend-ops"].value for place, gate in enumerate(gates) if "backend-ops" in gate.value}
-    return {place for place, body in bodies.items() if any(key in body and body[key].mark == SET for key in MUST_REACH)}
+    return {
+        place for place, body in bodies.items() if any(key in body and body[key].mark == SET for key in _MUST_REACH)
+    }
 
 
 def _read_chain(path: Path) -> list[Node]:
@@ -142,7 +147,7 @@ def _merge(loc: Loc, parent: Node, child: Node) -> Node:
 
 def _drop_other_kind(loc: Loc, entries: dict[str, Node], stated: set[str]) -> dict[str, Node]:
     """Return a model's or session's entries without the keys that `stated` replaces; other maps are unchanged."""
-    kinds = SESSION_KINDS if loc == ("session",) else MODEL_KINDS if len(loc) == 2 and loc[0] == "models" else set()
+    kinds = _SESSION_KINDS if loc == ("session",) else _MODEL_KINDS if len(loc) == 2 and loc[0] == "models" else set()
     if not stated & kinds:
         return entries
     return {key: node for key, node in entries.items() if key in stated or key not in kinds}
@@ -170,7 +175,7 @@ def _gate_identity(gate: Node) -> str:
     if not isinstance(body, dict):
         return ""
     if kind in CHECKS:
-        return json.dumps([kind, {k: v for k, v in body.items() if k not in LIMITS}], sort_keys=True)
+        return json.dumps([kind, {k: v for k, v in body.items() if k not in _LIMITS}], sort_keys=True)
     if kind == "backend-ops":
         return json.dumps([kind, body.get("op"), body.get("backend"), body.get("env") or {}], sort_keys=True)
     tools = body.get("tools")

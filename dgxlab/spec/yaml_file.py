@@ -20,8 +20,8 @@ from dgxlab.spec.nodes import SET, Loc, Mark, Node, Problem, Scalar, fail, print
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
-MAX_VALUES = 50_000
-MAX_INT = 2**63 - 1
+_MAX_VALUES = 50_000
+_MAX_INT = 2**63 - 1
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """Only its parser is used. libyaml reads 10,000 values in 45 ms, the Python parser in 190 ms."""
@@ -55,8 +55,8 @@ def read_file(path: Path, label: str, *, may_be_empty: bool = False, named_at: M
 
     Args:
         label: Its name in errors.
-        may_be_empty: A file without content, or with comments alone, is an empty map.
-        named_at: The line with `extends` that names the file; errors of opening it are errors of that line.
+        may_be_empty: Return an empty map for a file that has nothing but comments, instead of an error.
+        named_at: The line with the `extends` that names this file: errors of opening it are reported there.
 
     Raises SpecError if it cannot be read, is not YAML, or has values that this loader refuses.
     """
@@ -67,7 +67,7 @@ def read_file(path: Path, label: str, *, may_be_empty: bool = False, named_at: M
 
 
 def read_value(text: str, loc: Loc) -> Node:
-    """Read the value of a `--set`, which goes to `loc`, by the rules of `read_file`; no text is null."""
+    """Read the value of a `--set` by the rules of `read_file`; "" is null. Errors name `loc`, its place in the tree."""
     if len(text) > MAX_BYTES:
         fail(SET, loc, "is larger than 1 MB")
     return _parse(text, SET, loc) if text.strip() else Node(None, SET)
@@ -199,8 +199,8 @@ class _Reader:
         if event.tag is not None:
             fail(mark, loc, f"tag {printable(str(event.tag))}: leave it out, or quote text; tags are refused")
         self.values += 1
-        if self.values > MAX_VALUES:
-            fail(mark, self.top, f"holds more than {MAX_VALUES:,} keys and values")
+        if self.values > _MAX_VALUES:
+            fail(mark, self.top, f"holds more than {_MAX_VALUES:,} keys and values")
         return mark
 
     def _mark(self, event: Any) -> Mark:
@@ -224,7 +224,7 @@ def _scalar(event: Any) -> Scalar:
                 raise _Surprise(f"{printable(text)} {why}")
         if _INT.fullmatch(text):
             # Longer than 64 bits is an id that lost its quotes; int() itself refuses 4,300 digits.
-            if len(text) > 20 or abs(int(text)) > MAX_INT:
+            if len(text) > 20 or abs(int(text)) > _MAX_INT:
                 raise _Surprise(f"{printable(text)} {_TOO_LARGE}")
             return int(text)
         if _FLOAT.fullmatch(text):

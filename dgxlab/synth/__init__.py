@@ -26,8 +26,8 @@ from dgxlab.synth.tensors import EXPERTS, LINEAR, Tensor, active, head_dim, stre
 if TYPE_CHECKING:
     import gguf
 
-EXPERT_FIELDS = ("n_expert", "n_expert_used", "n_ff_expert", "n_ff_shared", "routing_skew")
-LINEAR_FIELDS = (
+_EXPERT_FIELDS = ("n_expert", "n_expert_used", "n_ff_expert", "n_ff_shared", "routing_skew")
+_LINEAR_FIELDS = (
     "ssm_state",
     "ssm_k_heads",
     "ssm_v_heads",
@@ -38,22 +38,22 @@ LINEAR_FIELDS = (
 )
 
 VOCABULARIES = {"llama-spm": 32000}
-"""Vocabularies of the pin for models, by name, with their number of tokens."""
+"""Number of tokens of the vocabularies that a recipe may name; llama.cpp's tree has them as GGUF files."""
 
-CHUNK = 1 << 23
-"""Weights made at a time: 16 MiB of F16, whatever the size of the model."""
+_CHUNK = 1 << 23
+"""Weights made at a time: 16 MiB of F16."""
 
-BLOCKS = (
+_BLOCKS = (
     (r"F32|F16|BF16|COPY", 1),
     (r"Q[0-9]_[01]|IQ4_NL|MXFP4.*", 32),
     (r"NVFP4.*", 64),
     (r"(Q[0-9]_K|I?T?Q[0-9]_).*", 256),
 )
-"""Weights in one block, by llama-quantize's name of the type; first match."""
+"""Weights in one block, by a regex of llama-quantize's type names; the first match counts."""
 
 
 def check(recipe: SyntheticModel) -> None:
-    """Refuse a recipe that llama.cpp could not load or quantise; raises SpecError with the field's rule."""
+    """Raise a SpecError, naming a field and its rule, if llama.cpp could not load or quantise the recipe's model."""
     known = VOCABULARIES.get(recipe.vocab, recipe.n_vocab)
     if recipe.vocab and recipe.vocab not in VOCABULARIES:
         raise SpecError(f"vocab {recipe.vocab!r} cannot be used: supported is {', '.join(VOCABULARIES)}")
@@ -74,7 +74,7 @@ def check(recipe: SyntheticModel) -> None:
     if recipe.n_head % recipe.n_head_kv:
         raise SpecError(f"n_head {recipe.n_head} is no multiple of n_head_kv {recipe.n_head_kv}")
     # a row that is no whole number of blocks makes llama-quantize abort, or fall back to another type in silence
-    block = next((length for pattern, length in BLOCKS if re.fullmatch(pattern, recipe.quant.upper())), 1)
+    block = next((length for pattern, length in _BLOCKS if re.fullmatch(pattern, recipe.quant.upper())), 1)
     for name, width in _widths(recipe).items():
         if width % block:
             best = f"set {name}: {math.ceil(width / block) * block}" if hasattr(recipe, name) else ""
@@ -83,11 +83,11 @@ def check(recipe: SyntheticModel) -> None:
 
 def _check_architecture(recipe: SyntheticModel) -> None:
     experts, linear = recipe.arch in EXPERTS, recipe.arch in LINEAR
-    own = {*(EXPERT_FIELDS if experts else ()), *(LINEAR_FIELDS if linear else ())}
+    own = {*(_EXPERT_FIELDS if experts else ()), *(_LINEAR_FIELDS if linear else ())}
     own |= {"head_dim"} if recipe.arch != "llama" else set()
     own -= {"n_ff_shared"} if recipe.arch == "qwen3moe" else set()
     plain = SyntheticModel()
-    for name in ("head_dim", *EXPERT_FIELDS, *LINEAR_FIELDS):
+    for name in ("head_dim", *_EXPERT_FIELDS, *_LINEAR_FIELDS):
         if name not in own and getattr(recipe, name) != getattr(plain, name):
             raise SpecError(f"{name} means nothing for architecture {recipe.arch}", next=f"remove {name}")
     if recipe.arch == "llama" and (recipe.n_embd % recipe.n_head or (recipe.n_embd // recipe.n_head) % 2):
@@ -128,7 +128,7 @@ def _widths(recipe: SyntheticModel) -> dict[str, int]:
 
 
 def size(recipe: SyntheticModel) -> int:
-    """Return the bytes of tensor data in the F16 file, known before it is written or sent."""
+    """Return how many bytes the tensors of a recipe's F16 file will have."""
     return sum(tensor.nbytes for tensor in tensors(recipe))
 
 
@@ -138,7 +138,10 @@ def vocabulary_path(recipe: SyntheticModel) -> str:
 
 
 def write(recipe: SyntheticModel, out: Path, vocabulary: Path | None = None) -> None:
-    """Write the recipe's F16 GGUF to `out` atomically; `vocabulary` is llama.cpp's GGUF of its vocabulary, if any.
+    """Write the F16 GGUF of a recipe to `out` atomically.
+
+    Args:
+        vocabulary: llama.cpp's GGUF file of the vocabulary that the recipe names; None if it names none.
 
     Raises:
         SpecError: if the recipe cannot be made, or the vocabulary has another number of tokens.
@@ -199,8 +202,9 @@ def _write(writer: gguf.GGUFWriter, recipe: SyntheticModel, tokenizer: Mapping[s
         writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(tensor.dtype), tensor.nbytes)
     mute: list[int] = []
     if recipe.plain_text:
+        textless = (gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.BYTE)
         types = tokenizer["tokenizer.ggml.token_type"].contents()
-        mute = [token for token, kind in enumerate(types) if gguf.TokenType(kind) in _without_text()]
+        mute = [token for token, kind in enumerate(types) if kind in textless]
     try:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -257,14 +261,8 @@ def _metadata(writer: gguf.GGUFWriter, recipe: SyntheticModel) -> None:
             writer.add_rope_dimension_sections([rotated // 2 - 2 * third, third, third, 0])
 
 
-def _without_text() -> set[int]:
-    import gguf
-
-    return {gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.BYTE}
-
-
 def _chunks(tensor: Tensor, seed: int, mute: Sequence[int]) -> Iterator[Any]:
-    """Yield the tensor's little-endian values, at most CHUNK of them at a time; rows that are mute are 0."""
+    """Yield the tensor's little-endian values, at most _CHUNK of them at a time; rows that are mute are 0."""
     import numpy as np
 
     if tensor.values:
@@ -275,9 +273,9 @@ def _chunks(tensor: Tensor, seed: int, mute: Sequence[int]) -> Iterator[Any]:
     rows, width = tensor.shape[0], tensor.size // tensor.shape[0]
     factors = np.exp(-tensor.skew * np.arange(rows) / max(1, rows - 1)).astype(tensor.dtype)
     factors[mute] = 0
-    for start in range(0, tensor.size, CHUNK):
-        count = min(CHUNK, tensor.size - start)
-        # four weights from each 64-bit word; CHUNK is a multiple of four, so chunking does not change the stream
+    for start in range(0, tensor.size, _CHUNK):
+        count = min(_CHUNK, tensor.size - start)
+        # four weights from each 64-bit word; _CHUNK is a multiple of four, so chunking does not change the stream
         words = stream.random_raw(math.ceil(count / 4)).astype("<u8", copy=False)
         values = table[words.view("<u2")[:count]]
         if tensor.skew or mute:

@@ -1,4 +1,4 @@
-"""The interface of a transport: run one short command on a host. Everything else is a verb of the agent."""
+"""The interface of a transport, which runs one short command on a host. Anything else is a verb of the agent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dgxlab.errors import HostError
 
 
 class CommandFailed(Exception):
-    """A command on a host ended with a status other than 0; `stderr` is decoded with replacement."""
+    """A command on a host ended with the exit status `rc`, which is not 0, and this `stderr`."""
 
     def __init__(self, rc: int, stderr: str) -> None:
         super().__init__(f"exit status {rc}: {stderr.strip()}")
@@ -18,9 +18,9 @@ class CommandFailed(Exception):
 
 
 class HostLost(HostError):
-    """The host could not be reached, or the connection was lost: the only host error that may be temporary.
+    """The host could not be reached, or the connection was lost. Only this host error may pass by itself.
 
-    The effect of the command on the host is unknown; it must not be treated as failed.
+    The command may have run or not: it must not be treated as failed.
     """
 
 
@@ -29,26 +29,29 @@ class HostDropped(HostLost):
 
 
 class HostSilent(HostLost):
-    """The host did not answer before the deadline: more time has passed than with any other loss."""
+    """The host did not answer before a deadline, so that another attempt at once would wait as long again."""
 
 
 class Transport(Protocol):
-    """A way to a host: its name, the interpreter that runs the agent there, and the agent's folder (~/ is the home)."""
+    """A way to run commands on a host."""
 
     name: str
+    """The host's."""
     python: str
+    """The interpreter that runs the agent there."""
     root: str
+    """The agent's folder there; ~/ is the home folder."""
 
     def stream(
         self, argv: Sequence[str], stdin: Iterable[bytes] = (), *, patience_s: float | None = None
     ) -> Iterator[bytes]:
-        """Run `argv` on the host, feed it `stdin`, yield its stdout while it runs.
+        """Run `argv` on the host, send it `stdin`, and yield pieces of its stdout while it runs.
 
         Args:
-            patience_s: Timeout without a byte of output; None means none, as long as the host itself answers.
+            patience_s: Longest silence of the command, in seconds; None for any, as long as the host itself answers.
 
         Raises:
-            CommandFailed: if it ends with another status than 0, after all of stdout was yielded.
+            CommandFailed: if it ends with another status than 0; all of its stdout was yielded before.
             HostError: if the host cannot be reached, the connection is lost, or the command is silent for too long.
         """
         ...

@@ -1,4 +1,4 @@
-"""The agent as one file: the modules that run on a host, zipped, named by the digest of their sources.
+"""The agent as one zip file of the modules that run on a host, named by the digest of their sources.
 
 Each module is in it twice, as source and compiled by this Python: compiling takes as long as all the rest of a short
 verb. A host with another version of Python ignores the compiled ones.
@@ -19,7 +19,7 @@ from pathlib import Path
 import dgxlab
 from dgxlab.agent import boot
 
-MODULES = (
+_MODULES = (
     "__init__",
     "errors",
     "units",
@@ -33,32 +33,32 @@ MODULES = (
     "tools",
     "agent",
 )
-EPOCH = (1980, 1, 1, 0, 0, 0)
+_EPOCH = (1980, 1, 1, 0, 0, 0)
 
 OLD_PYTHON = 98
 """Exit status by which the agent says that the host's Python is too old; its version is the last word on stderr."""
-NEW_ENOUGH = f"""import sys
+_NEW_ENOUGH = f"""import sys
 if sys.version_info < (3, 10):  # in words that any Python reads
     sys.stderr.write("%d.%d\\n" % sys.version_info[:2])
     sys.exit({OLD_PYTHON})
 """
-MAIN = f"""{NEW_ENOUGH}from dgxlab.agent.__main__ import main
+_MAIN = f"""{_NEW_ENOUGH}from dgxlab.agent.__main__ import main
 sys.exit(main(sys.argv[1:]))
 """.encode()
 # one line, which every login shell passes on; nothing is imported from the folder that it starts in
-BOOT = f"exec({NEW_ENOUGH!r}); sys.path.remove(''); exec({Path(boot.__file__).read_text()!r})"
-"""What starts the agent, for `python -c`."""
+BOOT = f"exec({_NEW_ENOUGH!r}); sys.path.remove(''); exec({Path(boot.__file__).read_text()!r})"
+"""The program for `python -c` that starts the agent."""
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """The agent: its files by their names in the zip, and a sha256 of them, whatever Python packs them."""
+    """The agent's source files by name in the zip, and the sha256 of all of them, which names the agent on hosts."""
 
     sources: Mapping[str, bytes]
     digest: str
 
     def packed(self) -> bytes:
-        """Return the zip; its comment, at the end, is the digest of all bytes before it, which the host checks."""
+        """Return the zip, with compiled modules; it ends with the sha256 of all before, which the host checks."""
         files = dict(self.sources)
         with tempfile.TemporaryDirectory() as folder:
             source, target = Path(folder, "module.py"), Path(folder, "module.pyc")
@@ -71,7 +71,7 @@ class Bundle:
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w") as archive:
             for name in sorted(files):
-                archive.writestr(zipfile.ZipInfo(name, EPOCH), files[name], zipfile.ZIP_DEFLATED)
+                archive.writestr(zipfile.ZipInfo(name, _EPOCH), files[name], zipfile.ZIP_DEFLATED)
             archive.comment = bytes(boot.SEAL)
         content = buffer.getvalue()[: -boot.SEAL]
         return content + hashlib.sha256(content).hexdigest().encode()
@@ -79,10 +79,10 @@ class Bundle:
 
 @cache
 def bundle() -> Bundle:
-    """Return the agent made from this installation."""
+    """Return the agent of this installation of dgxlab."""
     package = Path(dgxlab.__file__).parent
-    sources = {"__main__.py": MAIN}
-    for name in MODULES:
+    sources = {"__main__.py": _MAIN}
+    for name in _MODULES:
         files = (package / name).rglob("*.py") if (package / name).is_dir() else [package / f"{name}.py"]
         sources.update({f"dgxlab/{file.relative_to(package)}": file.read_bytes() for file in files})
     total = hashlib.sha256()

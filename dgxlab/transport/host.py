@@ -1,4 +1,4 @@
-"""A host as the client sees it: the agent's verbs as methods, whatever the transport.
+"""A host as the client sees it: each command (verb) of the agent is a method.
 
 Replies of a host are not trusted: a wrong size or shape raises RemoteError.
 """
@@ -24,23 +24,22 @@ from dgxlab.transport.bundle import BOOT, OLD_PYTHON, bundle
 T = TypeVar("T")
 State = Literal["absent", "staged", "running", "done", "lost"]
 Stdin = Callable[[], Iterable[bytes]]
-"""Makes the input of a verb; called for each attempt, so that each attempt sends everything. `tuple` sends
-nothing."""
+"""Returns the stdin of a verb, in pieces; it is called once for each attempt. `tuple` is no input."""
 Wrong = Callable[[T], str]  # returns why a reply does not match the request, "" if it does
 JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # a valid job id: on both sides it becomes a file name
-NO_PYTHON = (126, 127)
+_NO_PYTHON = (126, 127)
 """Exit statuses by which a shell says that it cannot start the interpreter; the agent has none of them."""
-PATIENCE_S = 120.0  # max silence of a verb; following a job has no such limit
+_PATIENCE_S = 120.0  # max silence of a verb; following a job has no such limit
 MOST_BYTES = 64 << 20
-"""How long a reply, or a line of a journal, may be: the largest that a job writes are a hundredth of it."""
+"""Limit for a reply and for a line of a journal; the largest that a job writes have a hundredth of it."""
 
-AT_HOME = 'case "$NAME" in "~/"*) NAME="$HOME/${NAME#"~/"}";; esac; '
-"""Makes a shell read ~/ at the beginning of a variable as it reads it in a word."""
+_AT_HOME = 'case "$NAME" in "~/"*) NAME="$HOME/${NAME#"~/"}";; esac; '
+"""Shell text that replaces ~/ at the beginning of the variable NAME by the home folder."""
 # The settings are the first line of stdin: arguments can be read by every user of the host, and env may hold a token.
 # A shell's read takes no byte more than the line, so that the rest of stdin is the agent's.
 # -S: the agent needs the standard library alone, and looking for more takes a quarter of its start.
-CALL = (
-    f'r=$1 a="/agent/$2.pyz" p=$3 b=$4 v=$5; shift 5; {AT_HOME.replace("NAME", "r")}{AT_HOME.replace("NAME", "p")}'
+_CALL = (
+    f'r=$1 a="/agent/$2.pyz" p=$3 b=$4 v=$5; shift 5; {_AT_HOME.replace("NAME", "r")}{_AT_HOME.replace("NAME", "p")}'
     "IFS= read -r h; "
     'export DGXLAB_ROOT="$r" DGXLAB_HOST="$h"; exec "$p" -ES -c "$b" "$r$a" "$r" "$v" "$@"'
 )
@@ -53,15 +52,17 @@ class JobStatus:
     job_id: str
     state: State
     journal_bytes: Count = 0
-    rc: FinalStatus | None = None  # its final word
-    cause: str = ""  # why a job with a final word is lost nevertheless
+    rc: FinalStatus | None = None
+    """The final status; None before the job ends."""
+    cause: str = ""
+    """Why a job with a final status counts as lost."""
 
 
 @dataclass(frozen=True)
 class HostJob(JobStatus):
-    """A job in the host's list, of any client; name and kind are "" where its plan cannot be read."""
+    """A job in the host's list, of any client; `name` and `kind` are "" if its plan cannot be read."""
 
-    rc: Any = field(default=None, compare=False)  # its final word, not read: it may be of any version
+    rc: Any = field(default=None, compare=False)  # not decoded: it may be of any version
     name: str = ""
     kind: str = ""
     experiment: str = field(default="", compare=False)
@@ -70,32 +71,36 @@ class HostJob(JobStatus):
 
 @dataclass(frozen=True)
 class RawSize:
-    """How many bytes of raw files a job has, and how many files."""
+    """Size of a job's raw files in bytes, and their number."""
 
     size: Count
     files: Count
 
     @property
     def at_most(self) -> int:
-        """How many bytes a tar of them can have, gzipped or not."""
+        """Most bytes that a tar of them can have, gzipped or not."""
         return self.size + self.size // 100 + 4096 * (self.files + 8)
 
 
 @dataclass(frozen=True)
 class Probe:
-    """The host's answer to a first question."""
+    """What a host has, and what runs on it."""
 
     facts: Facts
     missing: tuple[str, ...]
+    """Requested commits that it lacks."""
     models: Mapping[str, ModelFile | None]
-    running: Mapping[str, str]  # jobs that run there, of any client: the digest of each one's experiment by job id
-    to_send: tuple[str, ...]  # ids of synthetic models that it neither has nor can make
+    """Requested model files by path; None for a missing one."""
+    running: Mapping[str, str]
+    """The subject of each running job, of any client, by job id."""
+    to_send: tuple[str, ...]
+    """Ids of requested synthetic models that it neither has nor can make."""
     absent: tuple[tuple[str, str], ...] = ()
-    """What hosts.yaml names and the host does not have: key, and path or program."""
+    """(Key of hosts.yaml, path or program) of each that the host does not have."""
 
 
 class Host:
-    """Talks to the agent on one host; sends the agent itself when the host does not have this version."""
+    """Calls the agent on one host, and sends the agent first if the host lacks this version."""
 
     def __init__(self, transport: Transport, entry: HostEntry | None = None) -> None:
         self.transport, self.name = transport, transport.name
@@ -107,7 +112,13 @@ class Host:
         """Whether any call succeeded: later failures are probably of the network, not a wrong address."""
 
     def probe(self, commits: Sequence[str] = (), models: Sequence[str] = (), synthetic: Sequence[str] = ()) -> Probe:
-        """Ask for facts, which commits and models (files and ids) are there, and what runs, in one round trip."""
+        """Return the host's facts, its running jobs, and which of these it has, in one round trip.
+
+        Args:
+            commits: Commit ids.
+            models: Paths of model files on the host.
+            synthetic: Model ids of recipes.
+        """
         request = canonical({"commits": commits, "models": models, "synthetic": synthetic}).encode()
         asked = {*models, *Details.__annotations__}
 
@@ -117,41 +128,46 @@ class Host:
         return self._ask(Probe, "probe", stdin=lambda: [request], wrong=unanswered)
 
     def send_objects(self, commit: str, shallow: Sequence[str], pack: Stdin) -> None:
-        """Send a pack that completes `commit`."""
+        """Send the git objects that a commit needs.
+
+        Args:
+            shallow: Commits that are sent without their history.
+            pack: Yields the pack.
+        """
         header = canonical({"commit": commit, "shallow": list(shallow)}).encode() + b"\n"
         self._tell("receive", stdin=lambda: itertools.chain([header], pack()))
 
     def send_tool(self, name: str, version: str, sha256: str, wheel: Stdin) -> None:
-        """Send a build tool's wheel; harmless to repeat."""
+        """Send a build tool's wheel, which must have that sha256; harmless to repeat."""
         self._tell("tool", name, version, sha256, stdin=wheel)
 
     def send_model(self, model_id: str, sha256: str, content: Stdin) -> None:
-        """Send a synthetic model's f16 file; harmless to repeat."""
+        """Send a synthetic model's F16 file, which must have that sha256; harmless to repeat."""
         self._tell("model", model_id, sha256, stdin=content)
 
     def submit(self, plan: Plan) -> JobStatus:
-        """Stage and start a job; safe to repeat, it runs at most once."""
+        """Send a plan and start its job; safe to repeat, because the job runs at most once."""
         content = canonical(plan).encode()
         return self._status(plan.job_id, "submit", hashlib.sha256(content).hexdigest(), stdin=lambda: [content])
 
     def status(self, job_id: str) -> JobStatus:
-        """Ask for a job's state."""
+        """Return a job's state."""
         return self._status(job_id, "status")
 
     def cancel(self, job_id: str) -> JobStatus:
-        """End a job and see that it is gone."""
+        """End a job and all its processes, and return its state then."""
         return self._status(job_id, "cancel")
 
     def jobs(self) -> list[HostJob]:
-        """Ask for every job on the host, oldest first; a folder whose name cannot be a job's is left out."""
+        """Return all jobs on the host, of any client, oldest first."""
         return [job for job in self._ask(list[HostJob], "jobs") if JOB_ID.fullmatch(job.job_id)]
 
     def plan(self, job_id: str) -> tuple[Plan, str]:
-        """Ask for the plan of a job of any client, and for the text that it was staged as.
+        """Return the plan of a job of any client, and the JSON text that the plan was sent as.
 
         Raises:
             JobLost: if it is not there.
-            RemoteError: if what the host has is not the plan of this job, or not one that this dgxlab can read.
+            RemoteError: if the host returns the plan of another job, or one that this version of dgxlab cannot read.
         """
         reply = self._ask(dict[str, Any], "plan", job_id)
         try:
@@ -164,7 +180,9 @@ class Host:
         return plan, canonical(reply)
 
     def raw(self, job_id: str, limit: int, write: Callable[[bytes], object]) -> RawSize:
-        """Pass a job's raw files to `write` as a gzipped tar, unless they are larger than `limit` bytes.
+        """Pass the pieces of a gzipped tar of a job's raw files to `write`, and return the files' size.
+
+        Nothing is passed if the files have more than `limit` bytes.
 
         Raises:
             JobLost: if the job is not there.
@@ -185,16 +203,16 @@ class Host:
         return announced
 
     def inventory(self) -> list[Item]:
-        """Ask what is under the root, by kind, the longest unused first."""
+        """Return what the agent keeps on the host, by kind, the longest unused first."""
         return self._ask(list[Item], "inventory")
 
     def remove(self, items: Iterable[Item]) -> Removal:
-        """Remove items, except those in use or used since `items` were listed."""
+        """Remove items from the host, except those in use and those used since they were listed."""
         wanted = canonical([[item.kind, item.name, item.used] for item in items]).encode()
         return self._ask(Removal, "clean", stdin=lambda: [wanted])
 
     def follow(self, job_id: str, offset: int) -> Iterator[bytes]:
-        """Yield pieces of the job's journal from byte `offset` on, each ending with a whole line, until it ends."""
+        """Yield pieces of a job's journal from byte `offset` on, of whole lines, until the job ends."""
         yield from whole_lines(self._call("follow", job_id, str(offset), patience_s=None), self.name, "follow")
 
     def _status(self, job_id: str, verb: str, *args: str, stdin: Stdin = tuple) -> JobStatus:
@@ -224,7 +242,7 @@ class Host:
         return whole(self._call(verb, *args, stdin=stdin), self.name, verb)
 
     def _call(
-        self, verb: str, *args: str, stdin: Stdin = tuple, patience_s: float | None = PATIENCE_S
+        self, verb: str, *args: str, stdin: Stdin = tuple, patience_s: float | None = _PATIENCE_S
     ) -> Iterator[bytes]:
         for last in (False, True):
             try:
@@ -235,9 +253,9 @@ class Host:
                     raise self._error(verb, failure) from failure
             self._install()
 
-    def _boot(self, verb: str, *args: str, stdin: Stdin, patience_s: float | None = PATIENCE_S) -> Iterator[bytes]:
+    def _boot(self, verb: str, *args: str, stdin: Stdin, patience_s: float | None = _PATIENCE_S) -> Iterator[bytes]:
         way = self.transport
-        argv = ["sh", "-c", CALL, "sh", way.root, bundle().digest, way.python, BOOT, verb, *args]
+        argv = ["sh", "-c", _CALL, "sh", way.root, bundle().digest, way.python, BOOT, verb, *args]
         settings = f"{self.settings}\n".encode()
         self.calls += 1
         yield from way.stream(argv, itertools.chain([settings], stdin()), patience_s=patience_s)
@@ -256,7 +274,7 @@ class Host:
     def _error(self, verb: str, failure: CommandFailed) -> DgxlabError:
         rc, stderr, python = failure.rc, failure.stderr.strip(), self.transport.python
         lines = stderr.splitlines()
-        if rc in (*NO_PYTHON, OLD_PYTHON):
+        if rc in (*_NO_PYTHON, OLD_PYTHON):
             cause = f"has no {python} that can be started"
             if rc == OLD_PYTHON:
                 cause = f"has a {python} of version {' '.join(stderr.split()[-1:])}"
@@ -295,7 +313,7 @@ class Host:
 
 
 def read_plan(content: Any) -> Plan:
-    """Return the plan that a job's folder holds, which is not trusted; ValueError if it cannot be read."""
+    """Decode a plan that was read from JSON; ValueError if it is no plan, or has other specs than its digests say."""
     plan = from_json(Plan, content)
     for spec in plan.specs:
         from_json(Experiment, {**spec, "path": "", "root": ""})
@@ -305,7 +323,7 @@ def read_plan(content: Any) -> Plan:
 
 
 def whole(pieces: Iterable[bytes], host: str, verb: str) -> bytes:
-    """Return a reply in one piece; RemoteError if it is longer than MOST_BYTES."""
+    """Join the pieces of a host's reply to a verb; RemoteError if they have more than MOST_BYTES."""
     reply = bytearray()
     for piece in pieces:
         reply += piece
@@ -315,7 +333,7 @@ def whole(pieces: Iterable[bytes], host: str, verb: str) -> bytes:
 
 
 def whole_lines(pieces: Iterable[bytes], host: str, verb: str) -> Iterator[bytes]:
-    """Yield pieces that each end with a whole line; RemoteError if a line is longer than MOST_BYTES."""
+    """Cut a host's reply to a verb into pieces of whole lines; RemoteError for a line of more than MOST_BYTES."""
     rest = b""
     for piece in pieces:
         rest += piece

@@ -1,4 +1,4 @@
-"""This machine as a host: the same agent, the same job folders, no network."""
+"""This machine as a host, with the same agent and job folders, without a network."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LocalTransport:
     def stream(
         self, argv: Sequence[str], stdin: Iterable[bytes] = (), *, patience_s: float | None = None
     ) -> Iterator[bytes]:
-        """Run `argv` here; see Transport."""
+        """Run `argv` on this machine; see Transport."""
         # the interpreter's own folder is last on PATH: cmake and ninja from PyPI are installed there
         path = f"{os.environ.get('PATH', '/usr/bin:/bin')}:{Path(sys.executable).parent}"
         with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as given:

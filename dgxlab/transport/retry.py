@@ -17,7 +17,7 @@ from dgxlab.transport.host import Host
 T = TypeVar("T")
 Note = Callable[[str], None]  # takes a sentence on the reason for waiting
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, *(30.0,) * 18)  # pauses between attempts, ten minutes in all
-STEADY_S = 60.0  # a connection that held this long was a good one: the pauses start again
+_STEADY_S = 60.0  # a connection that held this long was a good one: the pauses start again
 
 
 class _Patience:
@@ -41,7 +41,12 @@ class _Patience:
 
 
 def again(host: Host, call: Callable[[], T], note: Note, pauses_s: Sequence[float] = PAUSES_S) -> T:
-    """Return what `call` returns, called again while the host is lost and pauses remain; then HostError."""
+    """Return the result of `call`, which is repeated after each HostLost.
+
+    Args:
+        note: Called with a sentence before each pause.
+        pauses_s: Seconds to wait after each failure; after one more failure a HostError is raised.
+    """
     patience = _Patience(host, note, pauses_s)
     while True:
         try:
@@ -50,16 +55,13 @@ def again(host: Host, call: Callable[[], T], note: Note, pauses_s: Sequence[floa
             patience.wait(error)
 
 
-def first(host: Host, call: Callable[[], T], note: Note) -> T:
-    """Return what `call` returns, with the retries of `again` only if the host has answered before.
-
-    A host that never answered may not exist, so its first failure is final.
-    """
+def again_if_known(host: Host, call: Callable[[], T], note: Note) -> T:
+    """Return the result of `call`; repeat it as `again` does if the host answered before: else it may not exist."""
     return again(host, call, note) if host.answered else call()
 
 
 def follow(host: Host, job_id: str, offset: int, note: Note, pauses_s: Sequence[float] = PAUSES_S) -> Iterator[bytes]:
-    """Yield what `host.follow` yields, after each loss from the first missing byte on; HostError as `again`."""
+    """Yield a job's journal as `Host.follow` does, and go on after each loss of the connection; raises as `again`."""
     patience = _Patience(host, note, pauses_s)
     while True:
         began = time.monotonic()
@@ -70,6 +72,6 @@ def follow(host: Host, job_id: str, offset: int, note: Note, pauses_s: Sequence[
                 yield piece
             return
         except HostLost as error:
-            if time.monotonic() - began > STEADY_S:
+            if time.monotonic() - began > _STEADY_S:
                 patience.failures = 0
             patience.wait(error)

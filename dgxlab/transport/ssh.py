@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 MARK = "dgxlab-begins-"
 # the mark comes in two halves: a shell that echoes the commands it is given does not print the whole
 SCRIPT = 'printf "%s%s\\n" "$1" "$2"; printf "%s%s\\n" "$1" "$2" >&2; shift 2; exec "$@"'
-NOISE_BYTES = 1 << 20  # max bytes that a login shell may print before the command
-STDERR_BYTES = 1 << 18  # bytes kept from the end of a command's stderr
-CHUNK_BYTES = 1 << 18
-SEND_BYTES = 1 << 15
-TICK_S = 0.25  # how often stderr is read while stdout is silent
+_NOISE_BYTES = 1 << 20  # max bytes that a login shell may print before the command
+_STDERR_BYTES = 1 << 18  # bytes kept from the end of a command's stderr
+_CHUNK_BYTES = 1 << 18
+_SEND_BYTES = 1 << 15
+_TICK_S = 0.25  # how often stderr is read while stdout is silent
 
 
-def fingerprint(destination: str, limits: Limits | None = None) -> HostKey:
-    """Return a host's key without signing in, or that of the first jump host on the way that is not trusted."""
-    from dgxlab.transport.ssh_connection import Seen, meet
+def host_key(destination: str, limits: Limits | None = None) -> HostKey:
+    """Return a host's key without signing in; if a jump host on the way is not trusted, that one's key."""
+    from dgxlab.transport.ssh_connection import Seen, connect_first
 
     try:
-        meet(destination, route(destination), limits or Limits(), peek=True)
+        connect_first(destination, route(destination), limits or Limits(), peek=True)
     except (NotTrusted, Seen) as end:
         return end.key
     raise AssertionError("a peek ends at a key")
@@ -53,7 +53,8 @@ class SshTransport:
     """Runs commands on a host over ssh; see Transport. Threads may share it.
 
     Args:
-        destination: What ssh would be given: an alias of its configuration, user@host or ssh://user@host:port.
+        name: The host's, for messages.
+        destination: As for ssh: an alias of its configuration, user@host or ssh://user@host:port.
     """
 
     def __init__(
@@ -74,11 +75,11 @@ class SshTransport:
     def stream(
         self, argv: Sequence[str], stdin: Iterable[bytes] = (), *, patience_s: float | None = None
     ) -> Iterator[bytes]:
-        """Run `argv` once; see Transport.
+        """Run `argv` once on the host; see Transport.
 
-        Memory is bounded by ssh's window: a reader that pauses holds up the command's output, a command that does not
-        read holds up `stdin`, which is iterated in a thread of its own. Leaving early closes the channel; that ends a
-        command when it next writes.
+        Memory is bounded by ssh's window: if the caller pauses, the command must wait to write; if the command does not
+        read, `stdin` waits, which is iterated in a separate thread. If the caller stops early, the channel is closed;
+        that ends a command when it next writes.
         """
         line = quote(argv)
         command = _Command(*self._open(), stdin, patience_s)
@@ -99,10 +100,10 @@ class SshTransport:
 
     def _open(self) -> tuple[Connection, Any]:
         """Return a new channel, on the open connection while it is alive."""
-        from dgxlab.transport.ssh_connection import Connection, meet
+        from dgxlab.transport.ssh_connection import Connection, connect_first
 
         with self._lock:
-            connect, self._asked = Connection if self._asked else meet, True
+            connect, self._asked = Connection if self._asked else connect_first, True
             if self._connection is not None and self._connection.alive:
                 try:
                     return self._connection, self._connection.session()
@@ -117,14 +118,14 @@ class SshTransport:
 
 
 def quote(argv: Sequence[str]) -> bytes:
-    """Return words as a line for a POSIX shell: nothing else makes shell text; UsageError for a NUL byte."""
+    """Return words as a line for a POSIX shell; UsageError if one has a NUL byte."""
     if any("\0" in word for word in argv):
         raise UsageError("an argument for the host holds a NUL byte")
     return shlex.join(argv).encode("utf-8", "surrogateescape")
 
 
 def framed(line: bytes, nonce: str) -> bytes:
-    """Return the login shell's input for a quoted command line: it prints the mark, then runs the command."""
+    """Return the line for the login shell that prints MARK and `nonce`, then runs the command of a quoted line."""
     return b"exec " + quote(["sh", "-c", SCRIPT, "sh", MARK, nonce]) + b" " + line
 
 
@@ -142,7 +143,7 @@ class _Command:
         self._feed_error: BaseException | None = None
 
     def run(self, line: bytes) -> Iterator[bytes]:
-        self._channel.settimeout(TICK_S)
+        self._channel.settimeout(_TICK_S)
         try:
             self._channel.exec_command(framed(line, self._nonce))
         except self._cut as error:
@@ -154,7 +155,7 @@ class _Command:
         self._feeder.start()
         try:
             begun = yield from self._after_mark(self._chunks())
-            while not self._channel.status_event.wait(TICK_S):  # set at the end of the channel too
+            while not self._channel.status_event.wait(_TICK_S):  # set at the end of the channel too
                 self._check_patience()
             self._drain_stderr()
         except self._cut as error:
@@ -174,7 +175,7 @@ class _Command:
         chunk: bytes | None = None
         while chunk != b"":
             try:
-                chunk = self._channel.recv(CHUNK_BYTES)
+                chunk = self._channel.recv(_CHUNK_BYTES)
             except TimeoutError:
                 self._check_patience()
                 chunk = None
@@ -194,9 +195,9 @@ class _Command:
                     yield rest
                 yield from chunks
                 return True
-            if len(before) > NOISE_BYTES:
+            if len(before) > _NOISE_BYTES:
                 raise HostError(
-                    f"the login shell on host {self._host} prints more than {NOISE_BYTES} bytes before the command: "
+                    f"the login shell on host {self._host} prints more than {_NOISE_BYTES} bytes before the command: "
                     "see what its ~/.bashrc does for shells that are not interactive",
                     next=self._by_hand("true"),
                     details=before[-200:].decode(errors="replace"),
@@ -228,7 +229,7 @@ class _Command:
     def _drain_stderr(self) -> None:
         while self._channel.recv_stderr_ready():
             self._active_at = time.monotonic()
-            self._stderr = (self._stderr + self._channel.recv_stderr(CHUNK_BYTES))[-STDERR_BYTES:]
+            self._stderr = (self._stderr + self._channel.recv_stderr(_CHUNK_BYTES))[-_STDERR_BYTES:]
 
     def _check_patience(self) -> None:
         if self._patience_s is not None and time.monotonic() - self._active_at > self._patience_s:
@@ -239,8 +240,8 @@ class _Command:
         """Send stdin; runs in a thread, so that a command may write before it has read everything."""
         try:
             for chunk in self._stdin:
-                for at in range(0, len(chunk), SEND_BYTES):
-                    if not self._sent(chunk[at : at + SEND_BYTES]):
+                for at in range(0, len(chunk), _SEND_BYTES):
+                    if not self._sent(chunk[at : at + _SEND_BYTES]):
                         return
         except BaseException as error:  # the caller's own, raised where the caller is
             self._feed_error = error

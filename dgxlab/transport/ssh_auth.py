@@ -24,18 +24,18 @@ from dgxlab.transport.ssh_trust import fingerprint_of
 
 E = TypeVar("E", bound=HostError)
 
-AGENT_S = 5.0  # how long the agent may take to list its keys
-TIMED_OUT = "Authentication timeout."
+_AGENT_S = 5.0  # how long the agent may take to list its keys
+_TIMED_OUT = "Authentication timeout."
 """paramiko's message for a host that did not answer; its error type is the same as for a refusal."""
 
 
 def failure(destination: str, sentence: str, kind: type[E] = HostError) -> E:  # type: ignore[assignment]
-    """Return an error whose next command shows whether ssh itself gets in there without a prompt."""
+    """Return an error of class `kind`, whose next command shows whether ssh itself signs in without a prompt."""
     return kind(sentence, next=f"ssh -o BatchMode=yes {shlex.quote(destination)} true")
 
 
 class KeysOnly:
-    """Signs in on one hop: an authentication strategy of fabric and paramiko."""
+    """Signs in on one hop with keys; an authentication strategy for paramiko."""
 
     def __init__(self, hop: Hop) -> None:
         self._hop = hop
@@ -75,7 +75,7 @@ class KeysOnly:
 
     def _check_alive(self, transport: Any, error: Exception, asked: str = "") -> None:
         host = self._hop.destination
-        if str(error) == TIMED_OUT:
+        if str(error) == _TIMED_OUT:
             silence = f"{host} did not answer{asked} for {transport.auth_timeout:g} s"
             raise failure(host, silence, HostSilent) from error
         # what could not be sent says so before the transport's own thread has noticed
@@ -110,7 +110,7 @@ class KeysOnly:
         if not self._hop.agent:
             return ()
         try:
-            agent.settimeout(AGENT_S)
+            agent.settimeout(_AGENT_S)
             agent.connect(self._hop.agent)
             client: Any = paramiko.agent.AgentSSH()
             client._connect(agent)  # the public class takes its socket from the environment alone

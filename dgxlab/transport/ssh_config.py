@@ -1,4 +1,4 @@
-"""How ssh would reach a destination, in ssh's own words: `ssh -G` applies Host, Match, Include and the defaults.
+"""How ssh would reach a destination, by asking ssh: `ssh -G` applies Host, Match, Include and the defaults.
 
 What is taken from it: HostName, User, Port, IdentityFile, IdentitiesOnly, IdentityAgent, ProxyJump, ProxyCommand,
 HostKeyAlias, UserKnownHostsFile, GlobalKnownHostsFile, Ciphers, MACs, KexAlgorithms. Not StrictHostKeyChecking: unknown
@@ -20,9 +20,9 @@ from pathlib import Path
 
 from dgxlab.errors import HostError, edit
 
-MAX_HOPS = 8
-UNSAFE = re.compile(r"^-|[\s'\"`$;&<>|(){}]")  # characters forbidden in names in a ProxyCommand
-ASK_S = 30.0  # how long ssh may take to read its configuration; a Match may run a program
+_MAX_HOPS = 8
+_UNSAFE = re.compile(r"^-|[\s'\"`$;&<>|(){}]")  # characters forbidden in names in a ProxyCommand
+_ASK_S = 30.0  # how long ssh may take to read its configuration; a Match may run a program
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Hop:
-    """One ssh connection of the one or more that lead to a host."""
+    """One of the ssh connections that lead to a host: the last is the host's, those before it are jump hosts'."""
 
     destination: str  # what ssh itself would be given: an alias, user@host or a URL
     hostname: str
@@ -55,10 +55,10 @@ class Hop:
 def route(destination: str) -> tuple[Hop, ...]:
     """Return the hops to a destination: jump hosts in order, the destination last.
 
-    As with ssh, the first jump host's own ProxyJump applies, that of the later ones does not.
+    As in ssh, the ProxyJump of the first jump host itself applies; later jump hosts' do not.
 
     Raises:
-        HostError: if ssh rejects it, or the jumps are circular.
+        HostError: if ssh does not understand the destination, or the jumps are circular.
     """
     hops: list[Hop] = []
     first: str | None = destination
@@ -68,9 +68,9 @@ def route(destination: str) -> tuple[Hop, ...]:
         # as ssh takes an entry with a port: as a URL
         jumps = [f"ssh://{jump}" if ":" in jump and "://" not in jump else jump for jump in jumps]
         hops = [*(_hop(jump, _ask(jump)) for jump in jumps[1:]), _hop(first, answer), *hops]
-        if len(hops) > MAX_HOPS:
+        if len(hops) > _MAX_HOPS:
             raise HostError(
-                f"the way to {destination} has more than {MAX_HOPS} jump hosts; does ProxyJump lead in a circle?",
+                f"the way to {destination} has more than {_MAX_HOPS} jump hosts; does ProxyJump lead in a circle?",
                 next=_asked_by_hand(destination),
             )
         first = jumps[0] if jumps else None
@@ -85,11 +85,11 @@ def _ask(destination: str) -> dict[str, list[str]]:
         file = ["-F", str(path) if path.exists() else "none"]
     argv = ["ssh", *file, "-G", "--", destination]
     try:
-        ran = subprocess.run(argv, check=False, stdin=subprocess.DEVNULL, capture_output=True, timeout=ASK_S)
+        ran = subprocess.run(argv, check=False, stdin=subprocess.DEVNULL, capture_output=True, timeout=_ASK_S)
     except FileNotFoundError:
         raise HostError("ssh is not installed on this machine", next="sudo apt-get install openssh-client") from None
     except subprocess.TimeoutExpired:
-        raise HostError(f"ssh took more than {ASK_S:.0f} s to read its configuration for {destination}") from None
+        raise HostError(f"ssh took more than {_ASK_S:.0f} s to read its configuration for {destination}") from None
     if ran.returncode != 0:
         why = ran.stderr.decode(errors="replace").strip()
         raise HostError(f"ssh does not understand {destination!r}: {why}", next=_asked_by_hand(destination))
@@ -128,7 +128,7 @@ def _hop(destination: str, answer: Mapping[str, list[str]]) -> Hop:
     tokens |= {"r": value("user"), "u": getpass.getuser()}
     proxy = value("proxycommand")
     # a shell reads a ProxyCommand with the host's names in it; a newer ssh refuses such names itself
-    if proxy and any(UNSAFE.search(tokens[token]) for token in "hknr" if f"%{token}" in proxy):
+    if proxy and any(_UNSAFE.search(tokens[token]) for token in "hknr" if f"%{token}" in proxy):
         raise HostError(
             f"{destination!r} holds characters that a shell would read in the ProxyCommand",
             next=_asked_by_hand(destination),

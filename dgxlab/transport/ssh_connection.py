@@ -1,4 +1,4 @@
-"""One way to a host over ssh: a fabric connection per hop, each with its key checked, kept alive and watched.
+"""A connection to a host over ssh: a fabric connection per hop, with its host key checked, its silence limited.
 
 Fabric alone checks no host key, not even a changed one, has no deadlines and does not notice a dead peer.
 """
@@ -30,10 +30,10 @@ from dgxlab.transport.ssh_config import Hop, Limits
 from dgxlab.transport.ssh_trust import TRUSTED, HostKey, KnownHosts, NotTrusted, private_known_hosts
 
 DROPPED_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # pauses between attempts at a first connection on which sshd hangs up
-HUNG_UP = "it hung up at once, as sshd does above its MaxStartups"
-REFUSED_PAUSE_S = 0.05  # pause before a command's channel is asked for again
-WEAK = re.compile("cbc|md5")  # algorithms that are never offered, whatever the ssh configuration says
-SAME = {"curve25519-sha256": "curve25519-sha256@libssh.org"}  # ssh's names of algorithms with another name in paramiko
+_HUNG_UP = "it hung up at once, as sshd does above its MaxStartups"
+_REFUSED_PAUSE_S = 0.05  # pause before a command's channel is asked for again
+_WEAK = re.compile("cbc|md5")  # algorithms that are never offered, whatever the ssh configuration says
+_SAME = {"curve25519-sha256": "curve25519-sha256@libssh.org"}  # ssh's names of algorithms with another name in paramiko
 CUT: tuple[type[Exception], ...] = (paramiko.SSHException, EOFError, OSError)
 """All exceptions of paramiko for an ended connection."""
 
@@ -42,13 +42,13 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())  # else its erro
 
 @dataclass(eq=False)
 class Seen(Exception):
-    """Ends a peek; `key` is the destination's."""
+    """Raised instead of signing in, when a Connection is made only to see the host's key."""
 
     key: HostKey
 
 
-def meet(host: str, hops: Sequence[Hop], limits: Limits, *, peek: bool = False) -> Connection:
-    """Return a first Connection to a host, with retries if sshd hangs up."""
+def connect_first(host: str, hops: Sequence[Hop], limits: Limits, *, peek: bool = False) -> Connection:
+    """Return a new Connection to a host; repeat if sshd hangs up at once, as it does when many connect."""
     for pause_s in DROPPED_PAUSES_S:
         with contextlib.suppress(HostDropped):
             return Connection(host, hops, limits, peek=peek)
@@ -57,14 +57,15 @@ def meet(host: str, hops: Sequence[Hop], limits: Limits, *, peek: bool = False) 
 
 
 class Connection:
-    """An open way to a host. A new one is made after a loss; this one is never opened again.
+    """An open connection to a host. After a loss it is not opened again: a new one is made.
 
     Args:
-        peek: End with Seen at the last hop's key instead of signing in there.
+        host: The host's name, for messages.
+        peek: Raise Seen with the last hop's key instead of signing in there.
 
     Raises:
         NotTrusted: if a hop's key is not trusted; nothing was sent to that hop then.
-        HostError: if a hop does not let us in.
+        HostError: if a hop refuses to let the user in.
         HostLost: if a hop cannot be reached now.
     """
 
@@ -87,14 +88,13 @@ class Connection:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be used; a loss may not be noticed yet."""
+        """Whether no loss has been noticed."""
         return all(opened.is_connected for opened in self._opened)
 
     def session(self) -> Any:
         """Open a paramiko channel for one command.
 
-        A refused channel is asked for again: sshd counts the command before it against its MaxSessions until that
-        has ended and both sides have closed its channel.
+        A refusal is repeated: sshd's MaxSessions also counts the previous command until both sides closed its channel.
 
         Raises:
             HostSilent: if the host does not answer.
@@ -109,7 +109,7 @@ class Connection:
                 if not self._used or time.monotonic() - began >= most_s:
                     why = f"host {self.host} refuses another session, see its sshd's MaxSessions: {error.text}"
                     raise failure(self.destination, why) from error
-                time.sleep(REFUSED_PAUSE_S)
+                time.sleep(_REFUSED_PAUSE_S)
             except CUT as error:
                 if self.alive and time.monotonic() - began >= most_s:
                     raise self._silent(most_s) from error
@@ -119,7 +119,7 @@ class Connection:
                 return channel
 
     def lost(self, error: object = "") -> HostLost:
-        """Return the error that says how the connection ended."""
+        """Return the error for the end of the connection; `error` is the exception that showed it."""
         if any(watch.silent for watch in self._watches):
             return self._silent(self._limits.silent_s)
         why = f": {error}" if str(error) else ""
@@ -180,7 +180,7 @@ class Connection:
         transport = opened.client.get_transport()  # None: no way through a jump host
         unnamed = transport is not None and not transport.remote_version
         if not self._program and unnamed and isinstance(error.__context__ or error, EOFError | ConnectionError):
-            return self._unreachable(hop, HUNG_UP, HostDropped)
+            return self._unreachable(hop, _HUNG_UP, HostDropped)
         return self._unreachable(hop, error)
 
     def _socket(self, hop: Hop) -> Any:
@@ -190,7 +190,7 @@ class Connection:
         try:
             return connect(hop, self._limits)
         except ConnectionResetError as error:
-            raise self._unreachable(hop, HUNG_UP, HostDropped) from error
+            raise self._unreachable(hop, _HUNG_UP, HostDropped) from error
         except OSError as error:
             raise self._unreachable(hop, error.strerror or error) from error
 
@@ -231,7 +231,7 @@ def _transport(sock: Any, *, hop: Hop, known: KnownHosts, limits: Limits, **opti
     security = transport.get_security_options()
     for keyword, allowed in hop.algorithms.items():
         option = {"Ciphers": "ciphers", "MACs": "digests", "KexAlgorithms": "kex"}[keyword]
-        names = dict.fromkeys(SAME.get(name, name) for name in allowed if not WEAK.search(name))
+        names = dict.fromkeys(_SAME.get(name, name) for name in allowed if not _WEAK.search(name))
         offered = [name for name in names if name in getattr(security, option)]
         if not offered:
             watch.close()
@@ -247,7 +247,7 @@ def _transport(sock: Any, *, hop: Hop, known: KnownHosts, limits: Limits, **opti
 
 
 def connect(hop: Hop, limits: Limits) -> socket.socket:
-    """Return a socket connected to a hop; OSError if no address of it answers in time."""
+    """Return a TCP socket to a hop; OSError if none of its addresses answers in time."""
     sock = socket.create_connection((hop.hostname, hop.port), timeout=limits.connect_s)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else every command waits 40 ms for a delayed ACK
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,7 +1,7 @@
-"""Host keys: look up a key in known_hosts files, and trust a new one.
+"""Host keys: look a key up in known_hosts files, and store a new one.
 
-`ssh-keygen -F` finds a host's lines, so that every form of a name means what it means to ssh. A key that is on none of
-them means that the host's key has changed, of whatever type the lines are. Not supported: @cert-authority (host
+`ssh-keygen -F` finds a host's lines, so that names are compared as ssh does. If there are lines for a host but none has
+the key that it presents, its key has changed, whatever the key types are. Not supported: @cert-authority (host
 certificates are not asked for), KnownHostsCommand, VerifyHostKeyDNS. Besides the files of the ssh configuration there
 is a private one that `dgxlab host add` writes.
 """
@@ -25,41 +25,41 @@ from dgxlab.project import user_folder
 
 TRUSTED, UNKNOWN, CHANGED, REVOKED = "trusted", "unknown", "changed", "revoked"
 
-PRINTED = re.compile(r"^# Host .* found: line (\d+) .*\n(.*)$", re.MULTILINE)
+_PRINTED = re.compile(r"^# Host .* found: line (\d+) .*\n(.*)$", re.MULTILINE)
 """What ssh-keygen prints for a line: its number, and the line itself."""
 
 
 @dataclass(frozen=True)
-class Line:
-    """A line of a known_hosts file; `blob` is the key as it travels, `marker` may be @revoked or @cert-authority."""
+class KnownHostsLine:
+    """A line of a known_hosts file."""
 
-    place: str  # file and line, as an editor takes them
+    place: str  # FILE:LINE
     path: Path
-    marker: str
+    marker: str  # "", @revoked or @cert-authority
     keytype: str
-    blob: bytes
+    blob: bytes  # the public key in ssh's binary form
 
 
 @dataclass(frozen=True)
 class HostKey:
-    """The key that a host presented, and its state."""
+    """The key that a host presented, and what known_hosts files say about it."""
 
-    destination: str  # the requested destination
-    name: str  # its name in known_hosts
+    destination: str  # what the user asked to connect to
+    name: str  # the host's name in known_hosts
     keytype: str
     blob: bytes
     state: str  # trusted, unknown, changed or revoked
-    line: Line | None = None  # the line that decided the state, None for an unknown key
+    line: KnownHostsLine | None = None  # the line that decided the state, None for an unknown key
     certified: bool = False  # whether an @cert-authority line names the host
 
     @property
     def fingerprint(self) -> str:
-        """Its SHA-256 as ssh-keygen prints it."""
+        """The key's SHA-256 as ssh-keygen prints it."""
         return fingerprint_of(self.blob)
 
     @property
     def known_hosts_line(self) -> str:
-        """What to write into a known_hosts file, without newline."""
+        """The line for a known_hosts file that trusts the key, without newline."""
         return f"{self.name} {self.keytype} {base64.b64encode(self.blob).decode()}"
 
 
@@ -67,7 +67,7 @@ class NotTrusted(HostError):
     """A host's key is unknown, changed or revoked; nothing was sent to it.
 
     Args:
-        add: The arguments that `dgxlab host add` would be given, quoted.
+        add: The quoted arguments of the `dgxlab host add` that would trust the key.
     """
 
     def __init__(self, key: HostKey, add: str) -> None:
@@ -92,10 +92,11 @@ class NotTrusted(HostError):
 
 
 class KnownHosts:
-    """The lines for a host in some known_hosts files; files that do not exist or cannot be read have none.
+    """What known_hosts files say about one host; files that cannot be read say nothing.
 
     Args:
-        names: Its name in known_hosts; a second one, without the port, can vouch for a key but not against it.
+        names: The host's name in known_hosts, and perhaps one without the port: a line of the latter can make a key
+            trusted, but not changed.
     """
 
     def __init__(self, paths: Iterable[Path], names: Sequence[str]) -> None:
@@ -105,7 +106,7 @@ class KnownHosts:
         self.spare = [line for lines in spare for line in lines]
 
     def judge(self, destination: str, keytype: str, blob: bytes) -> HostKey:
-        """Return a key of the host with its state."""
+        """Return the host's presented key with its state: trusted, unknown, changed or revoked."""
         every = [*self.named, *self.spare]
         certified = any(line.marker == "@cert-authority" for line in self.named)
         plain = [line for line in self.named if not line.marker]
@@ -116,20 +117,20 @@ class KnownHosts:
         return HostKey(destination, self.name, keytype, blob, state, line, certified)
 
     def keytypes(self) -> list[str]:
-        """Return the types of the keys known for the host: the ones to ask it for first."""
+        """Return the types of the host's known keys, which should be asked for first."""
         return list(dict.fromkeys(line.keytype for line in [*self.named, *self.spare] if not line.marker))
 
 
 def private_known_hosts() -> Path:
-    """Return dgxlab's own known_hosts file."""
+    """Return the path of dgxlab's own known_hosts file."""
     return user_folder("XDG_CONFIG_HOME", ".config") / "known_hosts"
 
 
 def trust(key: HostKey) -> Path:
-    """Write a key that a person vouched for into dgxlab's own known_hosts; return the file.
+    """Store an unknown key, which the user has confirmed, in dgxlab's own known_hosts; return that file's path.
 
     Raises:
-        NotTrusted: if another key is known for the host, or this one is revoked: a person has to take that line out.
+        NotTrusted: if another key is known for the host, or this one is revoked: the user must remove that line first.
     """
     path = private_known_hosts()
     if key.state in (CHANGED, REVOKED):
@@ -148,11 +149,11 @@ def fingerprint_of(blob: bytes) -> str:
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
-def _lines(path: Path, name: str) -> Iterator[Line]:
+def _lines(path: Path, name: str) -> Iterator[KnownHostsLine]:
     argv = ["ssh-keygen", "-F", name, "-f", str(path)]
     answer = subprocess.run(argv, check=False, capture_output=True).stdout.decode(errors="replace")
-    for number, text in PRINTED.findall(answer):
+    for number, text in _PRINTED.findall(answer):
         words = text.split()
         marker = words.pop(0) if words[0].startswith("@") else ""
         with suppress(binascii.Error, IndexError):  # skip a line without a valid key
-            yield Line(f"{path}:{number}", path, marker, words[1], base64.b64decode(words[2], validate=True))
+            yield KnownHostsLine(f"{path}:{number}", path, marker, words[1], base64.b64decode(words[2], validate=True))

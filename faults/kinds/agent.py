@@ -1,4 +1,4 @@
-"""SIGKILL of a job's agent, of one of its programs, or of all its processes: what a kernel does that has no memory."""
+"""SIGKILL of a job's agent, of one of its programs, or of all its processes, as when memory runs out."""
 
 from __future__ import annotations
 

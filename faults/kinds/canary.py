@@ -1,4 +1,4 @@
-"""Hostile strings in all that reaches a host: what would run a program, were it ever read by a shell."""
+"""Hostile strings, which run a program if a shell reads them, in everything that reaches a host."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from tests.spec.specs import PIN
 
 SHELLS = tuple(filter(None, map(shutil.which, ("sh", "bash", "dash"))))
 STUBS = ("dgxlab", "ls", "cat", "head", "sed", "df", "rm", "ssh", "vi", "fuser", "zcat", "git", "sudo", "uptime")
-"""What the next command of an error may be; here they do nothing."""
+"""Programs that the next command of an error may name; here they do nothing."""
 
 Spec = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Cage:
-    """A canary, a host by way of ssh, and a folder for the rest.
+    """A canary, a host over ssh, and a folder for other files.
 
     Attributes:
         model: A file that can be measured.
@@ -46,7 +46,7 @@ class Cage:
 
     @property
     def home(self) -> Path:
-        """The home of a login without a network."""
+        """The home folder for logins without a network."""
         return self.folder / "home"
 
     @property
@@ -57,7 +57,7 @@ class Cage:
 
 @contextmanager
 def cage() -> Iterator[Cage]:
-    """Give a place with a canary."""
+    """Yield a host with a canary."""
     before = Path.cwd()
     with box() as there:
         folder = there.there.here.folder / "cage"
@@ -77,7 +77,7 @@ def cage() -> Iterator[Cage]:
 
 
 def trial(place: Cage, random: Random) -> str:
-    """Put hostile strings somewhere, and see that none is ever read by a shell."""
+    """Put hostile strings in some fields, and check that no shell reads one."""
     way = random.choices((_on_the_line, _in_a_spec, _in_a_source, _for_real), (56, 36, 5, 3))[0]
     met = way(place, random)
     place.canary.check(way.__name__)
@@ -205,7 +205,7 @@ REACHING: Sequence[Callable[[Spec, str], object]] = (
     lambda spec, word: _ops(spec)["where"].update(n=[8, word]),
     lambda spec, word: spec.update(hypothesis=word),
 )
-"""Places that may hold any text."""
+"""Set a field that may have any text to a hostile one."""
 
 FIELDS: Sequence[Callable[[Spec, str], object]] = (
     *REACHING,

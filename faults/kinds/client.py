@@ -1,4 +1,4 @@
-"""The client is killed, at any moment, again and again: a job is found, finished and recorded once."""
+"""The client is killed at random moments: the next one must find the job, finish it and record it once."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from faults.fault import Broken, Fault
 from faults.host import CELLS, Box, box, ended
 
 NOT_YET = 4
-"""Exit code of `attach` for a job that has not started, which its sentence says."""
+"""Exit code of `attach` for a job that has not started."""
 SETTLED_SHARE = 0.25
-"""In how many trials the program's own words are compared too: they cost as much as all the rest."""
+"""Share of trials that also compare the output of commands, which takes as long as everything else."""
 
 
 def trial(place: Box, random: Random) -> str:
-    """Kill a run once or more, each time at a random moment, and then do what a user would."""
+    """Kill a run one or more times, at random moments, and then continue as a user would."""
     name, spec = place.new(random, "kill", (0, 100, 300))
     place.keep_or_empty(random)
     met = _kill(place, name, spec, random)

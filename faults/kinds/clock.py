@@ -21,7 +21,7 @@ from faults.ledger import read
 BENCH, CELLS = two_cells(3), 6
 HOUR_S = 3600
 SLACK_S = 20.0
-"""How much longer than the program itself its run may be said to have taken, on a machine that has much else to do."""
+"""How much longer a run may be recorded than its program took, on a busy machine."""
 
 DURATIONS = """SELECT 'run' AS what, run_id AS key, raw, seconds FROM runs JOIN jobs USING (job_id) WHERE name = :name
     UNION ALL SELECT 'gate', gate_id, gates.raw, gates.seconds FROM gates JOIN jobs USING (job_id) WHERE name = :name
@@ -32,25 +32,25 @@ DURATIONS = """SELECT 'run' AS what, run_id AS key, raw, seconds FROM runs JOIN 
 
 @dataclass(frozen=True, kw_only=True)
 class Clocks(Box):
-    """A box whose two sides have clocks that can be set."""
+    """A box whose client and host have clocks that can be set."""
 
     client: Clock
     host: Clock
 
     def timed(self, *args: str | Path) -> Ran:
-        """Run `dgxlab ARGS` by the client's clock."""
+        """Run `dgxlab ARGS` with the client's clock."""
         return self.run(*args, env={**self.there.here.env, **self.client.env})
 
 
 @contextmanager
 def _clocks() -> Iterator[Clocks]:
-    with TemporaryDirectory(prefix="dgxlab-clock-") as name, box() as made:
+    with TemporaryDirectory(prefix="dgxlab-clock-") as name, box() as shared:
         client, host = (Clock.make(Path(name) / side) for side in ("client", "host"))
-        hosts = made.there.here.hosts
-        told = json.loads(hosts.read_text())
-        told["box"]["python"] = str(host.python)
-        hosts.write_text(json.dumps(told))
-        yield Clocks(made.there, made.proxy, client=client, host=host)
+        hosts = shared.there.here.hosts
+        entries = json.loads(hosts.read_text())
+        entries["box"]["python"] = str(host.python)
+        hosts.write_text(json.dumps(entries))
+        yield Clocks(shared.there, shared.proxy, client=client, host=host)
 
 
 def _trial(place: Clocks, random: Random) -> str:

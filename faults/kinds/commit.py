@@ -1,4 +1,4 @@
-"""SIGKILL while the record is written, made, or brought to a newer schema."""
+"""SIGKILL while the record is written, created or migrated."""
 
 # ruff: noqa: S608 - names of tables and columns are our own
 
@@ -29,9 +29,9 @@ from tests.journals import FROM_ELSEWHERE, TABLES, compared, dump, intend
 from tests.store.writer import ENDLESS, PROJECT, SAMPLES, journal, killed
 
 WRITING_S = 0.15
-"""A writer is killed within so long after its first commit."""
+"""A writer is killed within this time after its first commit."""
 OPENING_S = 0.06
-"""Half of those that migrate are killed within so long; making or migrating a database takes about as long."""
+"""Half of the migrating processes are killed within this time, about what creating or migrating takes."""
 
 Columns = Mapping[str, Sequence[str]]
 """Names of the columns that are compared, by table."""
@@ -41,14 +41,14 @@ Rows = Mapping[str, list[tuple[Any, ...]]]
 
 @dataclass(frozen=True)
 class Old:
-    """A database as a dgxlab of an older schema left it.
+    """A database with an older schema, or none.
 
     Attributes:
-        path: Where it lies; None where there is none yet.
-        version: Of its schema; 0 where there is none.
-        columns: Those that it shares with the newest schema.
-        rows: All that it holds in them.
-        work: How long SQLite works to migrate it, in STEPs of tests.store.opener.
+        path: The database; None for none.
+        version: Its schema's version; 0 for none.
+        columns: The columns that the newest schema has too.
+        rows: All rows, with these columns.
+        work: SQLite's work to migrate it, in STEPs of tests.store.opener.
     """
 
     path: Path | None
@@ -60,13 +60,13 @@ class Old:
 
 @dataclass(frozen=True)
 class Shelf:
-    """A folder for one database, and databases of every older schema."""
+    """A folder for the database of a trial, and a database of every older schema."""
 
     folder: Path
     olds: Sequence[Old]
 
     def anew(self) -> Path:
-        """Return where the database of this trial goes, in a folder that is empty."""
+        """Return the path for the database of a trial, in an empty folder."""
         trial = self.folder / "trial"
         shutil.rmtree(trial, ignore_errors=True)
         trial.mkdir()
@@ -75,10 +75,10 @@ class Shelf:
 
 @contextmanager
 def shelf(*, work: bool = True) -> Iterator[Shelf]:
-    """Make databases of every older schema, with all the rows that they can hold.
+    """Yield databases of every older schema, with rows in every table.
 
     Args:
-        work: Whether to count how long each takes to migrate.
+        work: Whether to measure the work to migrate each.
     """
     with tempfile.TemporaryDirectory(prefix="dgxlab-faults-") as name:
         folder = Path(name)
@@ -89,9 +89,11 @@ def shelf(*, work: bool = True) -> Iterator[Shelf]:
                 ingest(store, f"job-{number}", of.lines())
             from_elsewhere(store)
         names = [migration.name for migration in MIGRATIONS._migrations]
-        made = Shelf(folder, [])
-        olds = [_old(made, None, 0, work=work)]
-        olds += [_old(made, folder / f"v{number}.db", number, names[number], work=work) for number in range(1, VERSION)]
+        place = Shelf(folder, [])
+        olds = [_old(place, None, 0, work=work)]
+        olds += [
+            _old(place, folder / f"v{number}.db", number, names[number], work=work) for number in range(1, VERSION)
+        ]
         yield Shelf(folder, olds)
 
 
@@ -133,7 +135,7 @@ def _old(place: Shelf, path: Path | None, version: int, stop_before: str = "", *
 
 
 def trial(place: Shelf, random: Random) -> str:
-    """Kill a process that writes, or one that opens an older database or none."""
+    """Kill a process that writes to a record, or that creates or migrates one."""
     if random.random() < 0.5:
         return _while_writing(place, random)
     return _while_opening(place, random)
@@ -188,18 +190,18 @@ def _while_opening(place: Shelf, random: Random) -> str:
 
 
 def as_it_was_or_whole(path: Path, old: Old) -> None:
-    """See that a killed migration left the old schema with the old rows, or the new one with them; nothing between."""
+    """Check that a killed migration left either the old or the new schema, and all rows."""
     if not path.exists() and old.path is None:
         return
     with closing(sqlite3.connect(path)) as connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        found = rows_of(connection, old.columns)
+        rows = rows_of(connection, old.columns)
         if version not in (old.version, VERSION):
             raise Broken(f"a migration from {old.version} was left at {version}")
         if problems := schema_problems(connection):
             raise Broken(f"a migration from {old.version} was left at {version}: {'; '.join(problems)}")
         if (
-            found != old.rows
+            rows != old.rows
             or _integrity(connection) != "ok"
             or connection.execute("PRAGMA foreign_key_check").fetchall()
         ):
@@ -207,7 +209,7 @@ def as_it_was_or_whole(path: Path, old: Old) -> None:
 
 
 def sound(store: Store) -> None:
-    """See that the record finds nothing wrong with itself.
+    """Check that the pages, references and seals of a record are intact.
 
     Raises:
         Broken: if it does.

@@ -20,13 +20,13 @@ BENCH, CELLS = two_cells(2), 4
 
 @dataclass(frozen=True, kw_only=True)
 class Crowd(Box):
-    """A box with another record than the project's."""
+    """A box whose clients use one record outside the project."""
 
     record: Path
 
     @property
     def database(self) -> Path:
-        """The record that all use."""
+        """The shared record."""
         return self.record
 
 
@@ -51,7 +51,7 @@ def _trial(place: Box, random: Random) -> str:
 
 
 def alone(launches: Sequence[Launch]) -> None:
-    """See that no two programs measured at the same time.
+    """Check that no two programs measured at the same time.
 
     Raises:
         Broken: if two did.

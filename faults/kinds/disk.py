@@ -1,4 +1,4 @@
-"""A full disk, on the host or on the client: told in a sentence, no program waits, and nothing measured is lost."""
+"""A full disk, on the host or the client: a sentence names it, no program hangs, nothing measured is lost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -17,45 +16,29 @@ from typing import Any
 from dgxlab.store import Store
 from faults.aftermath import appeared, recovered
 from faults.fault import Broken, Fault
-from faults.host import Box, Ran, box, ended, two_cells
-from faults.spaces import Disk, disk
+from faults.host import HostOnDisk, OnDisk, Ran, box, ended, two_cells
+from faults.spaces import disk
 
 SIZE = 40 << 20
-"""More than twice what a disk has that is nearly full."""
+"""Size of the disk in bytes."""
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
-"""What a disk gives at once."""
+"""The smallest amount that a disk allocates."""
 
 BENCH, CELLS = two_cells(3), 6
 
 NAMED = re.compile(r"the disk of box is full|No space left on device|the disk that holds \S+ (is full|does not)")
-"""How a disk is named that takes no more."""
+"""How a message names a full disk."""
 ERROR = re.compile(r"^error: (.*(?:\n  .*)*)", re.MULTILINE)
-"""The sentence that a command ends with, and the lines that belong to it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OnDisk(Box):
-    """A box of which a part lies on a small disk."""
-
-    disk: Disk
-
-
-class HostOnDisk(OnDisk):
-    """The agent's folder on the host does."""
-
-    @property
-    def root(self) -> Path:
-        """The agent's folder, on its disk."""
-        return self.disk.seen(super().root)
+"""The error of a command, with its details."""
 
 
 class ClientOnDisk(OnDisk):
-    """Everything of the client's does: the project with its record, the home, the cache."""
+    """A box whose client has everything on the disk: the project with its record, the home folder, the cache."""
 
     @contextmanager
     def store(self) -> Iterator[Store]:
-        """Open a copy of the record: by whatever path SQLite would find its way back to the one before the mount."""
+        """Open a copy of the record, because SQLite would resolve the path to the file below the mount."""
         record = self.disk.seen(self.database)
         for suffix in ("", "-wal", "-shm"):
             path, copy = (Path(f"{file}{suffix}") for file in (record, self.database))
@@ -66,7 +49,7 @@ class ClientOnDisk(OnDisk):
             yield opened
 
     def spec(self, name: str, **fields: Any) -> Path:
-        """Write an experiment that was never measured."""
+        """Write a spec as `Box.spec` does, onto the disk."""
         path = super().spec(name, **fields)
         shutil.copy(path, self.disk.seen(path))
         return path
@@ -75,18 +58,18 @@ class ClientOnDisk(OnDisk):
 @contextmanager
 def _host() -> Iterator[HostOnDisk]:
     with ExitStack() as stack:
-        made = stack.enter_context(disk(Path(stack.enter_context(TemporaryDirectory(prefix="dgxlab-disk-")))))
-        whole = stack.enter_context(box(made.within(Path("/"))))
-        made.mount(SIZE, whole.root)
-        yield HostOnDisk(whole.there, whole.proxy, disk=made)
+        small = stack.enter_context(disk(Path(stack.enter_context(TemporaryDirectory(prefix="dgxlab-disk-")))))
+        whole = stack.enter_context(box(small.within(Path("/"))))
+        small.mount(SIZE, whole.root)
+        yield HostOnDisk(whole.there, whole.proxy, disk=small)
 
 
 @contextmanager
 def _client() -> Iterator[ClientOnDisk]:
-    with TemporaryDirectory(prefix="dgxlab-disk-") as name, disk(Path(name)) as made, box() as whole:
+    with TemporaryDirectory(prefix="dgxlab-disk-") as name, disk(Path(name)) as small, box() as whole:
         here = whole.there.here
-        made.mount(SIZE, *(here.folder / part for part in ("project", "home", "cache")))
-        yield ClientOnDisk(whole.there, whole.proxy, made.within(here.project), disk=made)
+        small.mount(SIZE, *(here.folder / part for part in ("project", "home", "cache")))
+        yield ClientOnDisk(whole.there, whole.proxy, small.within(here.project), disk=small)
 
 
 def _trial(place: OnDisk, random: Random) -> str:
@@ -105,7 +88,7 @@ def _trial(place: OnDisk, random: Random) -> str:
 
 
 def just_enough(place: OnDisk, pages: int) -> int:
-    """Return how many bytes a job needs to be sent, and so many pages more: then it ends in one of its steps."""
+    """Return the bytes of a sent job and of some pages more, so that the disk is full in one of the job's steps."""
     (job, *_) = place.folders("warm")
     return sum(-(-file.stat().st_size // PAGE) * PAGE for file in (job.plan, job.folder / "agent.pyz")) + pages * PAGE
 

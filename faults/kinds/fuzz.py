@@ -1,4 +1,4 @@
-"""Damaged tool output for everything that reads it: the agent's parsers, the gate, build logs, `dgxlab import`."""
+"""Damaged output of tools, read by the agent's parsers, the parity gate, the quoter of build logs, `dgxlab import`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dgxlab.tools import backend_ops, batched_bench, llama_bench
 from dgxlab.tools.parity import judge_gate, read_gate
 from dgxlab.tools.reading import Row
 from dgxlab.tools.rows import plain
-from faults.damage import Parse, chunks_of, damaged, misread, numbers_in, stands
+from faults.damage import Parse, chunks_of, contains, damaged, misread, numbers_in
 from faults.fault import Broken, Fault
 from tests.tools.captures import batched_cell, capture, kernel_cell, llama_cell
 
@@ -57,7 +57,7 @@ HARNESS = "".join(
 
 @dataclass(frozen=True)
 class Reader:
-    """Something that reads output: damages a capture of it, reads it, and checks what was read."""
+    """`read` damages a capture, reads it, and checks the result; `weight` is its relative number of trials."""
 
     weight: int
     read: Callable[[Path, Random], str]
@@ -65,19 +65,19 @@ class Reader:
 
 @contextmanager
 def folder() -> Iterator[Path]:
-    """Give a folder for the one file that is imported."""
+    """Yield the path of the file that is imported."""
     with tempfile.TemporaryDirectory(prefix="dgxlab-faults-") as name:
         yield Path(name) / "output"
 
 
 def trial(path: Path, random: Random) -> str:
-    """Damage one capture and read it with what reads such a thing."""
+    """Damage one capture, and read it."""
     (reader,) = random.choices(READERS, [each.weight for each in READERS])
     return reader.read(path, random)
 
 
 def parse(path: Path, random: Random) -> str:
-    """Read a benchmark's output as the agent does."""
+    """Read a benchmark's output as the agent does; each cell must have values of its own row."""
     read, name, cells = random.choice(PARSED)
     text = damaged(capture(name), random)
     if wrong := misread(read, text, cells):
@@ -86,7 +86,7 @@ def parse(path: Path, random: Random) -> str:
 
 
 def judge(path: Path, random: Random) -> str:
-    """Read a parity gate's output: it passes on nothing less than all of its evidence."""
+    """Read a parity gate's output, which must not pass without all of its evidence."""
     name, gate = random.choice(GATES)
     text = damaged(capture(name), random)
     reading = read_gate(text, gate.backend)
@@ -118,7 +118,7 @@ def _lacking(text: str, backend: str, expect: Expectation) -> str:
 
 
 def quote_log(path: Path, random: Random) -> str:
-    """Read a build log: what is quoted is in it, and progress never counts past its end."""
+    """Read a build log: the quoted lines must be in it, and progress must not exceed its end."""
     log = damaged(capture(random.choice(LOGS)), random)
     lines = [line.strip() for line in plain(log).split("\n")]
     quoted = [line.removesuffix("...").strip() for line in first_error(log).split("\n")]
@@ -132,23 +132,23 @@ def quote_log(path: Path, random: Random) -> str:
 
 
 def import_it(path: Path, random: Random) -> str:
-    """Import a file: every row's values stand together in one piece of it."""
+    """Import a file: the values of a row must be together in one piece of it."""
     name = random.choice([*IMPORTED, "harness"])
     whole = HARNESS if name == "harness" else capture(name)
     text = damaged(whole, random)
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     try:
-        found = open_file(path)
+        opened = open_file(path)
     except SpecError as refusal:
         if refusal.exit_code != 9 or str(path) not in refusal.message:
             raise Broken(f"{name}: the refusal does not name the file: {refusal.message}") from refusal
         return "refused"
-    text = found.content.decode("utf-8-sig").replace("\r\n", "\n")
+    text = opened.content.decode("utf-8-sig").replace("\r\n", "\n")
     chunks = chunks_of(text)
-    for row in found.reading.rows:
+    for row in opened.reading.rows:
         if not _printed(row, text, chunks):
             raise Broken(f"{name}: {row.label} has values that were not printed together: {row.values}")
-    return _word(len(found.reading.rows), _rows(name, whole, path))
+    return _word(len(opened.reading.rows), _rows(name, whole, path))
 
 
 def _printed(row: Row, text: str, chunks: Sequence[str]) -> bool:
@@ -160,8 +160,8 @@ def _printed(row: Row, text: str, chunks: Sequence[str]) -> bool:
     if row.label == "perplexity":
         return set(values) <= numbers_in(plain(text))
     # on the console a diagnostic may be between a case and its result, which then are two pieces
-    names = [] if "us/run" in text else [said for said in row.params.values() if said and type(said) in (int, str)]
-    return any(stands(values, chunk) and all(_named(name, chunk) for name in names) for chunk in chunks)
+    names = [] if "us/run" in text else [value for value in row.params.values() if value and type(value) in (int, str)]
+    return any(contains(values, chunk) and all(_named(name, chunk) for name in names) for chunk in chunks)
 
 
 def _named(said: int | str, chunk: str) -> bool:

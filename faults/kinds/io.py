@@ -1,4 +1,4 @@
-"""A write that fails: the n-th of the record or of an agent, with EIO, ENOSPC or EINTR, once or from then on."""
+"""The n-th write of the record or of an agent fails with EIO, ENOSPC or EINTR, once or from then on."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from tests.journals import Journal, dump, intend, whole
 
 ERRORS = (errno.EIO, errno.ENOSPC, errno.EINTR)
 PIECE = 3
-"""Lines of a journal that are read at once."""
+"""Lines of a journal that are ingested at a time."""
 
 NAMED = re.compile(
     r"the disk|[Nn]o space left|Input/output error|cannot be (written|opened|copied|made)|disk I/O error"
 )
-"""How a message names a disk that refused."""
+"""How a message names a disk that refuses a write."""
 
 
 def journal(job_id: str) -> Journal:
-    """Return the journal that is read."""
+    """Return the journal to ingest."""
     return whole(job_id, runs=6, samples=20)
 
 
@@ -95,20 +95,20 @@ ACTS: Mapping[str, Callable[..., None]] = {
 
 @dataclass(frozen=True)
 class Refusals:
-    """A program whose writes fail.
+    """The process in which writes fail.
 
     Attributes:
-        writes: How many writes each act takes; of opening, by the version of the database.
+        writes: Number of writes, by action and by the version of the database that it opens.
     """
 
     program: Refusing
     writes: dict[tuple[str, int], int]
 
     def do(self, act: str, folder: Path, random: Random | None, version: int = 0, **given: Any) -> dict[str, Any]:
-        """Do something with one of its writes failing, none without random numbers.
+        """Call an action with a random write failing; without random numbers, count its writes.
 
         Raises:
-            Broken: if it ended in a traceback, or said something else than that the disk refused.
+            Broken: if it ended in a traceback, or its error does not name the disk.
         """
         number = random.choice(ERRORS) if random else 0
         n = random.randint(1, self.writes[act, version]) if random else 0
@@ -128,7 +128,7 @@ class Records(Refusals):
 
     Attributes:
         full: A record with a job.
-        truth: What it holds, without the moment of its intent.
+        truth: Its rows, without the time at which the job was intended.
     """
 
     shelf: Shelf
@@ -139,8 +139,8 @@ class Records(Refusals):
 @contextmanager
 def _records() -> Iterator[Records]:
     """Make databases of every schema, and count the writes of everything."""
-    with shelf(work=False) as made, refusing(made.folder, os.environ) as program:
-        refusals, path, full = Refusals(program, {}), made.anew(), made.folder / "full.db"
+    with shelf(work=False) as databases, refusing(databases.folder, os.environ) as program:
+        refusals, path, full = Refusals(program, {}), databases.anew(), databases.folder / "full.db"
         refusals.do("ingest", path.parent, None)
         with Store.open(path) as store:
             truth = dump(store, intent_times=False)
@@ -148,12 +148,12 @@ def _records() -> Iterator[Records]:
         refusals.do("back up", path.parent, None)
         _other(path)
         refusals.do("merge", path.parent, None)
-        for old in made.olds:
-            path = made.anew()
+        for old in databases.olds:
+            path = databases.anew()
             if old.path is not None:
                 shutil.copy(old.path, path)
             refusals.do("open", path.parent, None, old.version)
-        yield Records(program, refusals.writes, made, full, truth)
+        yield Records(program, refusals.writes, databases, full, truth)
 
 
 def _other(path: Path) -> Path:
@@ -246,7 +246,7 @@ class Agents(Refusals):
     """A host, and a job's plan.
 
     Attributes:
-        folder: For a record.
+        folder: For records.
     """
 
     there: Box
@@ -265,9 +265,9 @@ def _agents() -> Iterator[Agents]:
         env["DGXLAB_HOST"] = json.dumps({"env": {"TOY_LEDGER": str(there.ledger)}})
         with refusing(folder, env) as program:
             plan = from_json(Plan, json.loads(warm.plan.read_text()))
-            made = Agents(program, {}, there, plan, warm.folder / "agent.pyz", folder)
-            _agent(made, None)
-            yield made
+            agents = Agents(program, {}, there, plan, warm.folder / "agent.pyz", folder)
+            _agent(agents, None)
+            yield agents
 
 
 def _agent(made: Agents, random: Random | None) -> str:

@@ -1,4 +1,4 @@
-"""Programs that leave processes running: those are ended and told, whatever they did to go unseen."""
+"""Programs that leave processes running, hidden in any way: these must be ended and reported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from faults.host import Box, box, ended, two_cells
 
 BENCH, CELLS = two_cells(2), 4
 HOW = {"s": "own session", "c": "closed", "t": "deaf", "f": "forks on"}
-"""What a process does that is left: see TOY_LEAVES of tests/toy.py."""
+"""What the remaining process does; see TOY_LEAVES in tests/toy.py."""
 
 
 def _trial(place: Box, random: Random) -> str:

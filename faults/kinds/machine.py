@@ -1,4 +1,4 @@
-"""Any order of everything: one history of Hypothesis' choosing a trial."""
+"""Any order of commands and faults: a trial is one history that Hypothesis chooses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENDS = ("lost", "failed", "cancelled", "done")
 
 
 def trial(place: Desk, random: Random) -> str:
-    """Live through one history; return the worst end that one of its jobs came to."""
+    """Run one history; return the worst final state of its jobs."""
 
     class Here(Machine):
         desk: ClassVar[Desk] = place

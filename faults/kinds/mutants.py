@@ -1,4 +1,4 @@
-"""Journals and replies in which one value is another, or is gone: refused in a sentence, or read and shown."""
+"""Journals and replies with one value changed or removed: they must be refused in a sentence, or read and shown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dgxlab.cli._display import display
 from dgxlab.cli._out import Format, Out
 from dgxlab.errors import DgxlabError, RemoteError
 from dgxlab.ingest import impossible_runs, ingest
-from dgxlab.lab.doctor import judge
+from dgxlab.lab.doctor import check_facts
 from dgxlab.model import Device, HostEntry, canonical, events, to_json
 from dgxlab.replies import Item
 from dgxlab.store import Store
@@ -136,7 +136,7 @@ REPLIES: Mapping[str, tuple[Any, Callable[[Host], Any]]] = {
 
 
 class Saying(LocalTransport):
-    """A way to a host that always says the same."""
+    """A transport whose host always gives the same reply."""
 
     def __init__(self, reply: bytes) -> None:
         super().__init__("/nowhere")
@@ -145,7 +145,7 @@ class Saying(LocalTransport):
     def stream(
         self, argv: Sequence[str], stdin: Iterable[bytes] = (), *, patience_s: float | None = None
     ) -> Iterator[bytes]:
-        """Say it."""
+        """Yield the reply."""
         yield self.reply
 
 
@@ -155,7 +155,7 @@ class _Undo(Exception):
 
 @contextmanager
 def record() -> Iterator[Store]:
-    """Give a record that knows the jobs and none of their lines."""
+    """Yield a record that has the jobs as intended, without events."""
     with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder) / "results.db") as store:
         for journal in JOURNALS:
             intend(store, journal)
@@ -184,8 +184,8 @@ def _journal(store: Store, random: Random) -> str:
     except (ValueError, RecursionError):
         return "refused"
     with suppress(_Undo), store.transaction():
-        told = ingest(store, journal.plan.job_id, [*lines[:number], line, *lines[number + 1 :]])
-        _show(store, journal.plan.job_id, told)
+        ingested = ingest(store, journal.plan.job_id, [*lines[:number], line, *lines[number + 1 :]])
+        _show(store, journal.plan.job_id, ingested)
         raise _Undo
     return "read"
 
@@ -195,9 +195,9 @@ def _show(store: Store, job_id: str, told: Iterable[Mapping[str, Any]]) -> None:
     with display(Out(Format.json, quiet=False)) as watch:
         for event in told:
             watch(event)
-    made = report.collect(store, job_id=job_id)
-    report.render(made)
-    to_json(made)
+    page = report.collect(store, job_id=job_id)
+    report.render(page)
+    to_json(page)
     report.render_overview(report.overview(store))
     list(impossible_runs(store))
     job = store.job(job_id)
@@ -209,12 +209,12 @@ def _show(store: Store, job_id: str, told: Iterable[Mapping[str, Any]]) -> None:
 def _reply(random: Random) -> str:
     verb = random.choice(list(REPLIES))
     reply, ask = REPLIES[verb]
-    found = ask(Host(Saying(_mutant(reply, random)), HostEntry("box")))
-    canonical(found)
+    answer = ask(Host(Saying(_mutant(reply, random)), HostEntry("box")))
+    canonical(answer)
     if verb == "probe":
-        list(judge(found.facts, HostEntry("box"), found.absent))
+        list(check_facts(answer.facts, HostEntry("box"), answer.absent))
         for cuda in ("ON", "OFF"):
-            assert Device.of(to_json(found.facts), {"GGML_CUDA": cuda}).label
+            assert Device.of(to_json(answer.facts), {"GGML_CUDA": cuda}).label
     return "read"
 
 

@@ -1,4 +1,4 @@
-"""The network resets connections, refuses them, or swallows all in silence: a run ends as if nothing had been."""
+"""The network resets or refuses connections, or drops everything: a run must end as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from faults.host import CELLS, Box, Ran, box, ended
 from tests.proxy import Proxy
 
 UNREACHABLE = 3
-"""Exit code of a run that met the fault before the host had ever answered; what to type next is then said."""
+"""Exit code of a run whose host never answered before the fault; it says what to type next."""
 RUNS = 6
 """How often a user types the same command before giving up."""
 DOWN_BYTES, UP_BYTES = 20_000, 9_000
-"""About what a run receives and sends."""
+"""About how many bytes a run receives and sends."""
 FRESH_BYTES = 390_000
-"""What it sends to a host that has nothing yet, the agent for the most part."""
+"""What it sends to an empty host: mostly the agent."""
 REFUSED_SHARE, REFUSED_S = 0.2, 1.5
-"""How often, and how long at most, new connections are refused after a reset."""
+"""Share of resets after which new connections are refused, and for how long at most."""
 SIGNING_IN_BYTES = 2_500
-"""What it receives until a first command runs. A host that has not let us in yet may take longer to answer."""
+"""What it receives until the first command runs. Before that, a host may take longer to answer."""
 
 LONGEST_S = 60.0
 NOTICED_S = 20.0
@@ -33,7 +33,7 @@ NOTICE = re.compile(r"did not answer|cannot be reached|was cut|ended without a s
 
 
 def reset(place: Box, random: Random) -> str:
-    """Reset the connections of a run once or more, now and then refusing new ones for a while."""
+    """Reset the connections of a run one or more times, and refuse new ones for a while after some resets."""
     name, spec = place.new(random, "reset", (0, 100, 300))
     sent = UP_BYTES if place.keep_or_empty(random) else FRESH_BYTES
     with place.start("run", spec, "--host", "box") as child:
@@ -87,7 +87,7 @@ def _finish(place: Box, spec: Path, ran: Ran) -> None:
 
 
 def blackhole(place: Box, random: Random) -> str:
-    """Swallow everything for up to a minute, under the limits of real life."""
+    """Drop everything for up to a minute, with dgxlab's normal deadlines."""
     name, spec = place.new(random, "hole", (100, 1000, 5000))
     dark_s, before = random.uniform(1, LONGEST_S), place.proxy.down_bytes
     with place.start("run", spec, "--host", "box") as child:

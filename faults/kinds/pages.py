@@ -1,4 +1,4 @@
-"""Pages of the record that a disk damaged: found by `db check`, and the record made again by `db rebuild`."""
+"""Damaged pages of the record: `db check` must notice, and `db rebuild` must restore the record."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ from tests.journals import dump
 PAGE = 4096
 SECTOR = 512
 MENDED = 8
-"""One trial in so many makes the record again."""
+"""One of this many trials rebuilds the record."""
 
 
 @dataclass(frozen=True)
 class Shelf:
-    """A record, and what it holds.
+    """A record, and its content.
 
     Attributes:
-        folder: Of one trial.
-        record: All of the database.
-        before: The database when some of that was not written yet.
+        folder: The folder of a trial.
+        record: The bytes of the database.
+        before: The same when some of it was not written yet.
+        truth: Its rows by table.
     """
 
     folder: Path
@@ -43,7 +44,7 @@ class Shelf:
     truth: Mapping[str, list[dict[str, Any]]]
 
     def anew(self) -> Path:
-        """Put the record and a copy of it back, and return where it is."""
+        """Restore the record and a copy of it for a trial, and return its path."""
         shutil.rmtree(self.folder, ignore_errors=True)
         path = self.folder / "results.db"
         copy = self.folder / "results.db.backups" / "20260101T000000.000000Z-v8.db"
@@ -55,7 +56,7 @@ class Shelf:
 
 @contextmanager
 def shelf() -> Iterator[Shelf]:
-    """Take two jobs of the shipped record, and what no job gives."""
+    """Yield a record with two jobs of results.db, and rows that no job makes."""
     with TemporaryDirectory(prefix="dgxlab-pages-") as name:
         path = cut(Path(shutil.copy(PROJECT / "results.db", name)), JOBS[:2])
         before = path.read_bytes()
@@ -110,7 +111,7 @@ WAYS: Mapping[str, Callable[[bytes, int, Random, Shelf], bytes]] = {
 
 
 def trial(place: Shelf, random: Random) -> str:
-    """Damage a page; see that it is told, that no write ends in a traceback, and that the record can be made again."""
+    """Damage a page; check that this is noticed, that no write ends in a traceback, and that a rebuild works."""
     path, word = place.anew(), random.choice(tuple(WAYS))
     path.write_bytes(WAYS[word](place.record, PAGE * random.randrange(len(place.record) // PAGE), random, place))
     if path.read_bytes() == place.record:

@@ -1,4 +1,4 @@
-"""A host that loses its power and with it all that was written and not yet on its disk, empty before or warm."""
+"""A host that loses its power, and with it everything in its page cache."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from faults.kinds.reboot import BENCH, CELLS, Machine
 from faults.spaces import ROOT, Disk, disk, power
 
 SHUTDOWN = 0x8004587D
-"""EXT4_IOC_SHUTDOWN: the file system goes down."""
+"""The ioctl EXT4_IOC_SHUTDOWN, which stops a file system."""
 NO_LOG_FLUSH = 2
-"""As it does when the power fails: what its journal has not on the disk is lost."""
+"""Its flag for a loss of power: the part of its journal that is not on the disk is lost."""
 
 LATER_S = 2.0
-"""So long after something appeared the power fails at most."""
+"""The power fails at most this long after a file appeared."""
 SIZE = "96M"
 OPTIONS = "loop,commit=1,noauto_da_alloc"
-"""Names reach the disk within a second, what the files hold long after: the widest gap that ext4 has."""
+"""Mount options by which file names reach the disk long before their content: the hardest case of ext4."""
 APPEARING = {
     "empty": ("agent/*.pyz", "src/*.git", "src/*.git/refs/dgxlab/*", "jobs/[!.]*", "work/*/cmake", "builds/[!.]*", "-"),
     "warm": ("jobs/*-{name}-*", "jobs/*-{name}-*/journal.jsonl", "jobs/*-{name}-*/rc", "-"),
 }
-"""What a run brings to a host, by what that begins with; a dash for the end of the run."""
+"""Files that appear on an empty or a warm host during a run; `-` is its end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drive(Machine):
-    """A machine whose agent's folder lies on a disk of its own.
+    """A machine whose agent's folder is on a separate disk.
 
     Attributes:
-        disk: Where it is mounted.
-        images: Folder of disks: `empty` and `warm` to copy from, `now` to use.
+        disk: The mount point.
+        images: Folder of disk images: `empty` and `warm` are copied to `now`, which is used.
     """
 
     disk: Disk
@@ -52,11 +52,11 @@ class Drive(Machine):
 
     @property
     def root(self) -> Path:
-        """The agent's folder, on its disk."""
+        """The agent's folder, on the disk."""
         return self.disk.seen(super().root)
 
     def insert(self, which: str) -> None:
-        """Boot from a copy of a disk."""
+        """Boot with a copy of a disk image."""
         self.stop()
         if self.root.is_mount():
             self._do("umount", str(super().root))
@@ -64,7 +64,7 @@ class Drive(Machine):
         self._mount()
 
     def lose_power(self) -> None:
-        """End everything at once, lose what is not on the disk, and boot again."""
+        """Kill everything at once, lose what is not on the disk, and boot again."""
         self.stop()
         fd = os.open(self.root, os.O_RDONLY)
         fcntl.ioctl(fd, SHUTDOWN, struct.pack("I", NO_LOG_FLUSH))
@@ -82,8 +82,8 @@ class Drive(Machine):
 
 @contextmanager
 def _drive() -> Iterator[Drive]:
-    with TemporaryDirectory(prefix="dgxlab-power-") as name, disk(Path(name) / "disk") as made:
-        boot_id, around = Path(name) / "boot_id", made.within(Path("/"))
+    with TemporaryDirectory(prefix="dgxlab-power-") as name, disk(Path(name) / "disk") as small:
+        boot_id, around = Path(name) / "boot_id", small.within(Path("/"))
         boot_id.write_text(f"{uuid.uuid4()}\n")
         with box([*around, *power(boot_id)]) as whole:
             for which, content in (("empty", []), ("warm", ["-d", str(whole.root)])):
@@ -96,7 +96,7 @@ def _drive() -> Iterator[Drive]:
                 boot_id=boot_id,
                 boots=[whole.server],
                 around=around,
-                disk=made,
+                disk=small,
                 images=Path(name),
             )
             with machine.running:

@@ -1,4 +1,4 @@
-"""What a job left, changed behind its back: on the host before and after it is ingested, and where it is kept."""
+"""Files of a job that are changed: on the host before and after they are ingested, and in the archive here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 from dgxlab.errors import CheckFailed, DgxlabError
 from dgxlab.lab import Lab
 from dgxlab.lab.jobs import follow
-from dgxlab.lab.raw import RawFile, kept, listing
+from dgxlab.lab.raw import RawFile, archive, listing
 from dgxlab.replies import final_status
 from dgxlab.source import PinCache
 from dgxlab.store import Store
@@ -26,26 +26,26 @@ from tests.journals import dump
 
 ALSO = {"batched-bench": {"model": "m", "npp": 16, "ntg": 4, "npl": [1, 2]}}
 UNCHECKED = ("agent.err",)
-"""What the agent itself says while it ends, which cannot have been hashed before."""
+"""Files without a recorded digest: the agent writes this one while it ends."""
 BY_COMMAND = 12
-"""One trial in so many is the program's own, over ssh; the others call what it calls."""
+"""One of this many trials runs the program itself over ssh; the others call its functions."""
 
 Rows = Mapping[str, list[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
 class Left:
-    """Two jobs that ended well, and how they were.
+    """Two successful jobs, and copies of everything that they left.
 
     Attributes:
-        job_id: The one that is changed.
-        other: Another one, of the same experiment.
-        intended: A record that knows of the job what it knew before it began.
-        recorded: A record that holds all of it.
+        job_id: The job whose files are changed.
+        other: Another job of the same experiment.
+        intended: A record that has the job as intended.
+        recorded: A record that has all of the job.
         folders: Copies of both jobs' folders.
-        archive: A copy of the job's raw files as they are kept here.
-        truth: What `recorded` holds.
-        files: What is in `archive`.
+        archive: A copy of the job's archive of raw files.
+        truth: The rows of `recorded`.
+        files: The files in `archive`.
     """
 
     there: Box
@@ -60,7 +60,7 @@ class Left:
 
     @property
     def work(self) -> Path:
-        """The folder of one trial."""
+        """The folder of a trial."""
         return self.folders.with_name("trial")
 
     @property
@@ -70,11 +70,11 @@ class Left:
 
     @property
     def kept(self) -> Path:
-        """Where the job's raw files are kept."""
+        """The path of the job's archive."""
         return self.work / "dgxlab" / "raw" / f"{self.job_id}.tar.gz"
 
     def anew(self, record: Path) -> None:
-        """Put everything back, with one of the records."""
+        """Restore everything for a trial, with one of the records."""
         shutil.rmtree(self.work, ignore_errors=True)
         self.kept.parent.mkdir(parents=True)
         shutil.copy(record, self.work / "results.db")
@@ -83,14 +83,14 @@ class Left:
 
     @contextmanager
     def lab(self) -> Iterator[Lab]:
-        """Open the trial's record, with the host at hand."""
+        """Open the trial's record and the host."""
         with Store.open(self.work / "results.db") as store:
             yield Lab(store, PinCache(self.work / "pins.git"), lambda name: self.there.there.ask(), self.kept.parent)
 
 
 @contextmanager
 def left() -> Iterator[Left]:
-    """Measure two jobs and keep what they left."""
+    """Run two jobs, and yield copies of what they left."""
     with box() as there:
         spec = there.spec("raw", bench=(*BENCH, ALSO))
         for _ in range(2):
@@ -108,23 +108,23 @@ def left() -> Iterator[Left]:
         with there.store() as store, Store.open(intended) as blank:
             job = store.job(job_id)
             blank.intend(job.plan, "near", job.dgxlab_version, staged=job.plan_json)
-        made = Left(there, job_id, other, intended, recorded, copies / "jobs", archive, {}, listing(archive))
-        made.anew(intended)
-        with made.lab() as lab:
+        place = Left(there, job_id, other, intended, recorded, copies / "jobs", archive, {}, listing(archive))
+        place.anew(intended)
+        with place.lab() as lab:
             follow(lab, there.there.ask(), job_id, _quiet)
             truth = dump(lab.store)
-        shutil.copy(made.work / "results.db", recorded)
-        yield Left(there, job_id, other, intended, recorded, copies / "jobs", archive, truth, made.files)
+        shutil.copy(place.work / "results.db", recorded)
+        yield Left(there, job_id, other, intended, recorded, copies / "jobs", archive, truth, place.files)
 
 
 def trial(place: Left, random: Random) -> str:
-    """Change something at one of three moments, and check that it is not taken for what it was."""
+    """Change a file at one of three moments, and check that the change is noticed."""
     moment = random.choice((at_ingest, at_fetch, where_kept))
     return moment(place, random)
 
 
 def at_ingest(place: Left, random: Random) -> str:
-    """Change a file after the job ended and before anybody read it."""
+    """Change a file after the job ended and before it is ingested."""
     place.anew(place.intended)
     name = _change_on_host(place, random)
     if random.randrange(BY_COMMAND) == 0:
@@ -138,7 +138,7 @@ def at_ingest(place: Left, random: Random) -> str:
 
 
 def at_fetch(place: Left, random: Random) -> str:
-    """Change a file after the job was recorded and before its raw files were fetched."""
+    """Change a file after the job was recorded and before its raw files are fetched."""
     place.anew(place.recorded)
     name = _change_on_host(place, random)
     _check_kept(place, name)
@@ -146,7 +146,7 @@ def at_fetch(place: Left, random: Random) -> str:
 
 
 def where_kept(place: Left, random: Random) -> str:
-    """Change the raw files where they are kept."""
+    """Change the archive."""
     place.anew(place.recorded)
     whole = place.archive.read_bytes()
     if random.random() < 0.5:
@@ -238,26 +238,26 @@ def _noticed(act: Callable[[], object]) -> DgxlabError | None:
 
 
 def _check_record(place: Left, name: str) -> None:
-    """See that the record holds nothing that was not measured, and all of it where no word of it was touched."""
+    """Check that the record has nothing that was not measured, and all of it unless its sources were changed."""
     with Store.open(place.work / "results.db") as store:
-        found = dump(store)
+        recorded = dump(store)
     if name not in ("journal.jsonl", "rc"):
-        if found != place.truth:
+        if recorded != place.truth:
             raise Broken(f"{name} was changed, and what was measured is not all in the record")
         return
-    for table, rows in found.items():
-        if table not in ("jobs", "seals") and (made_up := [row for row in rows if row not in place.truth[table]]):
-            raise Broken(f"{name} was changed, and {table} has {made_up[0]}")
-    (job,) = found["jobs"]
-    if job["state"] not in ("lost", "intended", "running") or found["runs"]:
-        raise Broken(f"{name} was changed, and the job is {job['state']} with {len(found['runs'])} runs")
+    for table, rows in recorded.items():
+        if table not in ("jobs", "seals") and (wrong := [row for row in rows if row not in place.truth[table]]):
+            raise Broken(f"{name} was changed, and {table} has {wrong[0]}")
+    (job,) = recorded["jobs"]
+    if job["state"] not in ("lost", "intended", "running") or recorded["runs"]:
+        raise Broken(f"{name} was changed, and the job is {job['state']} with {len(recorded['runs'])} runs")
 
 
 def _check_kept(place: Left, name: str) -> None:
     """See that the raw files can be had as they were, or not at all."""
     with place.lab() as lab:
         found: list[Mapping[str, RawFile]] = []
-        error = _noticed(lambda: found.append(kept(lab, lab.store.job(place.job_id), None, _quiet)[1]))
+        error = _noticed(lambda: found.append(archive(lab, lab.store.job(place.job_id), None, _quiet)[1]))
     if error is None and found[0] != place.files:
         raise Broken(f"{name} was changed, and the raw files are taken for what they were")
     if error is not None and not isinstance(error, CheckFailed):

@@ -1,4 +1,4 @@
-"""A host whose sshd starts again, and one that loses its power and comes back as another boot."""
+"""A host whose sshd is restarted, and one that loses its power and boots again."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from tests.sshd import Sshd, descendants, serving
 
 BENCH, CELLS = two_cells(3), 6
 DOWN_S = 10.0
-"""How long processes may take to be gone."""
+"""Longest time until killed processes are gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine(Box):
-    """A box on a machine of its own.
+    """A box that can lose its power.
 
     Attributes:
-        boot_id: The file with what its kernel calls this boot.
-        boots: Every sshd that it ever had, the last one running.
-        running: Ends the last one, unless it is the first.
-        around: The beginning of the command line that it is started with: namespaces that outlive it.
+        boot_id: The file with its kernel's boot id.
+        boots: All its sshds; the last one runs.
+        running: Ends the last sshd, unless it is the first.
+        around: Words to put before its commands, for namespaces that outlive it.
     """
 
     boot_id: Path
@@ -47,19 +47,19 @@ class Machine(Box):
         return self.boots[-1]
 
     def restart_sshd(self) -> None:
-        """End sshd and all that serves connections; jobs go on, and the machine starts it again."""
+        """Kill sshd and its connections; jobs go on, and the machine starts sshd again."""
         (init,) = _children(self.server.pid)
         for pid in _children(init):
             if Path(f"/proc/{pid}/exe").readlink().name == "sshd":
                 _kill(pid, *descendants(pid))
 
     def lose_power(self) -> None:
-        """End everything at once, and boot again."""
+        """Kill everything at once, and boot again."""
         self.stop()
         self.boot()
 
     def stop(self) -> None:
-        """End everything at once."""
+        """Kill everything at once."""
         there = descendants(self.server.pid)
         _kill(self.server.pid)
         if wait_while(lambda: any(Path(f"/proc/{pid}").exists() for pid in there), DOWN_S):
@@ -68,7 +68,7 @@ class Machine(Box):
         unlocked(self)
 
     def boot(self) -> None:
-        """Start sshd, as another boot."""
+        """Start sshd with a new boot id."""
         self.boot_id.write_text(f"{uuid.uuid4()}\n")
         within = [*self.around, *power(self.boot_id)]
         self.boots.append(self.running.enter_context(serving(self.server.folder, self.server.port, within)))
@@ -89,8 +89,8 @@ def _machine() -> Iterator[Machine]:
     with TemporaryDirectory(prefix="dgxlab-boot-") as name:
         boot_id = Path(name) / "boot_id"
         boot_id.write_text(f"{uuid.uuid4()}\n")
-        with box(power(boot_id)) as made:
-            machine = Machine(made.there, made.proxy, boot_id=boot_id, boots=[made.server])
+        with box(power(boot_id)) as host:
+            machine = Machine(host.there, host.proxy, boot_id=boot_id, boots=[host.server])
             with machine.running:
                 yield machine
 

@@ -1,4 +1,4 @@
-"""Programs and libraries of a build that were replaced since they were installed: none is run, and none is recorded."""
+"""Programs and libraries of a build that were replaced after installation: none may run or be recorded."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Built:
     """A host with one build.
 
     Attributes:
-        folder: Its folder.
-        digests: The sha256 of each of its programs and libraries.
-        spy: What a program that was put in another's place calls first.
+        folder: The build's folder.
+        digests: The sha256 of its programs and libraries by path.
+        spy: The program that a replaced program calls first.
     """
 
     there: Box
@@ -35,12 +35,12 @@ class Built:
 
     @property
     def work(self) -> Path:
-        """The folder in which it was compiled."""
+        """The folder in which the build was compiled."""
         (work,) = self.there.root.glob("work/*/cmake/bin")
         return work
 
-    def found(self) -> dict[str, str]:
-        """Return the sha256 of what lies in its bin now."""
+    def present(self) -> dict[str, str]:
+        """Return the sha256 of the files in its bin now."""
         return {path.name: sha256(path) for path in (self.folder / "bin").iterdir()}
 
 
@@ -50,7 +50,7 @@ def _built() -> Iterator[Built]:
         (folder,) = there.root.glob("builds/*")
         spies = there.there.here.folder / "spies"
         spies.mkdir()
-        yield Built(there, folder, Built(there, folder, {}, Canary(spies)).found(), canary(spies))
+        yield Built(there, folder, Built(there, folder, {}, Canary(spies)).present(), canary(spies))
 
 
 def _trial(place: Built, random: Random) -> str:
@@ -69,9 +69,9 @@ def _trial(place: Built, random: Random) -> str:
     with place.there.store() as store:
         (arm,) = store.rows("SELECT binaries, libraries FROM arms WHERE job_id = ?", (job["job_id"],))
     recorded = {**json.loads(arm["binaries"]), **json.loads(arm["libraries"])}
-    found = place.found()
-    if recorded != found or found.items() - place.digests.items():
-        raise Broken(f"after {word} {victim} there is {found}, recorded is {recorded}, and built was {place.digests}")
+    present = place.present()
+    if recorded != present or present.items() - place.digests.items():
+        raise Broken(f"after {word} {victim} there is {present}, recorded is {recorded}, and built was {place.digests}")
     place.there.check(name, jobs=1, cells=CELLS)
     return word
 

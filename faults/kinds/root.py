@@ -1,4 +1,4 @@
-"""Folders on the host that others may write to: nothing runs there, and the printed commands close them."""
+"""Folders on the host that others may write to: nothing may run there, and the printed commands must close them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from faults.fault import Broken, Fault
 from faults.spaces import ROOT as IS_ROOT
 
 STRANGER = 64321
-"""A user that is not us."""
+"""Id of another user."""
 STEPS = 4
-"""How many printed commands a user types at most: a folder each."""
+"""Most printed commands that a user types: one for each folder."""
 
 
 @contextmanager
@@ -82,8 +82,8 @@ def _close(error: DgxlabError, hostile: dict[Path, str]) -> None:
 
 
 def _is_closed(folder: Path) -> bool:
-    found = folder.stat()
-    return found.st_uid == os.getuid() and not found.st_mode & 0o022
+    stat = folder.stat()
+    return stat.st_uid == os.getuid() and not stat.st_mode & 0o022
 
 
 ROOT = Fault("root", "root open to others", 200, "nothing runs, the printed command mends it", _place, _trial)

@@ -1,4 +1,4 @@
-"""An sshd with narrow limits: one session on a connection, few new connections at once, a slow look at a key."""
+"""An sshd with narrow limits: one session a connection, few new connections at once, slow checks of keys."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from faults.host import CELLS, Box, box, ended
 
 SLOW_SHARE = 0.2
 SLOW_S = (5.0, 25.0)
-"""How long a slow host looks at a key, twice for each that it takes; a silence of 15 s would be a loss later."""
+"""How long a slow host checks a key, twice for each that it accepts; after sign-in, 15 s would count as a loss."""
 HELD_S = 6.0
-"""How long sshd at most stays at its MaxStartups after it dropped a connection."""
+"""Longest time for which sshd is at its MaxStartups after it dropped a connection."""
 
 
 def _trial(place: Box, random: Random) -> str:

@@ -1,4 +1,4 @@
-"""A host key that is not the known one: no user signs in, nothing runs, and the way out is the printed one."""
+"""A host key that is not the known one: no user signs in, nothing runs, and the printed commands mend it."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from tests.sshd import Sshd, make_key, sshd
 
 NOT_TRUSTED = 3
 LET_IN = re.compile(r"Accepted |Failed |authenticating user|Starting session")
-"""What sshd's log has as soon as a client so much as names the user that it wants to be."""
+"""What sshd logs as soon as a client names a user."""
 COMMANDS = ("run {spec} --host box", "gate {spec} --host box", "jobs --host box", "host check box", "host clean box")
 LENIENT = ("", "StrictHostKeyChecking no", "StrictHostKeyChecking accept-new")
-"""What ssh's own configuration would let pass is refused all the same."""
+"""Settings of ssh by which ssh would accept an unknown key; dgxlab must not."""
 STEPS = 4
-"""How many printed commands a user types at most: two hops, each with an old line to take out and a key to trust."""
+"""Most printed commands that a user types: two hops, each with an old line to remove and a key to trust."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """A host with a jump host beside it, and a server that pretends to be either.
+    """A host, a jump host, and a server that pretends to be either.
 
     Attributes:
-        keys: Other public keys that a host might have had, by type.
+        keys: Other public keys by type.
     """
 
     box: Box
@@ -41,11 +41,11 @@ class Way:
 
     @property
     def home(self) -> Path:
-        """The client's."""
+        """The client's home folder."""
         return self.box.there.here.folder / "home"
 
     def configure(self, *, jump: bool, lenient: str, known: dict[str, list[str]]) -> None:
-        """Write the client's ssh configuration, and what it knows of `jump` and of `box`; dgxlab itself knows none."""
+        """Write the client's ssh configuration and known_hosts lines, by host; dgxlab's own known_hosts is removed."""
         hosts = {"jump": (self.jump.port, ""), "box": (self.box.proxy.port, "ProxyJump jump" if jump else "")}
         keys = self.home / ".ssh"
         text = "".join(
@@ -60,17 +60,17 @@ class Way:
 
 @contextmanager
 def way() -> Iterator[Way]:
-    """Give a place with a host, a jump host and an impostor."""
-    with box() as made:
-        folder = made.there.here.folder
+    """Yield a host, a jump host and an impostor."""
+    with box() as host:
+        folder = host.there.here.folder
         authorized = folder / "home" / ".ssh" / "authorized_keys"
         keys = {keytype: make_key(folder / f"old_{keytype}", keytype) for keytype in ("ed25519", "ecdsa", "rsa")}
         with sshd(folder / "jump", authorized) as jump, sshd(folder / "impostor", authorized) as impostor:
-            yield Way(made, jump, impostor, {name: " ".join(key.split()[:2]) for name, key in keys.items()})
+            yield Way(host, jump, impostor, {name: " ".join(key.split()[:2]) for name, key in keys.items()})
 
 
 def trial(place: Way, random: Random) -> str:
-    """Meet a key that is wrong from the beginning, or a server that takes the host's place in the middle of a run."""
+    """Present a wrong key from the beginning, or replace the host by an impostor in the middle of a run."""
     name = f"trust{random.getrandbits(40):x}"
     spec = place.box.spec(name, ms=100)
     lenient, jump = random.choice(LENIENT), random.random() < 0.5

@@ -1,4 +1,4 @@
-"""Two versions of dgxlab on one host and one record: each meets what the other has left, or still does."""
+"""Two versions of dgxlab on one host and one record: each must cope with what the other leaves or still does."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ EDITS: Mapping[str, tuple[str, str, str]] = {
     "new fields": ("model/plan.py", "    specs: tuple", "    urgency: int = 1\n    specs: tuple"),
     "another protocol": ("model/plan.py", "PROTOCOL = ", "PROTOCOL = 90 + "),
 }
-"""What the other version has changed: a file, and a text that is there with what takes its place."""
+"""The change of each other version: a file, a text in it, and the replacement."""
 
 ALLOWED = (0, 4, 9, 12, 130)
-"""Done; what the other wrote cannot be read; its record cannot; its job is gone, or was ended."""
+"""Valid exit codes: done; the other's output cannot be read; its record cannot; its job is gone; it was ended."""
 ALSO: Mapping[str, int] = {"rebuild": 11, "attach": 2, "cancel": 2}
-"""Some jobs could not be recorded; the job was cleaned away."""
+"""Further valid exit codes by command: some jobs could not be recorded; the job was removed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Versions(Box):
-    """A box, and other versions of this program, each in a folder of its name."""
+    """A box, and other versions of dgxlab, each in a folder named after it."""
 
     others: Path
 
     def env(self, version: str) -> dict[str, str]:
-        """Return the environment in which a version runs, "" for this one."""
+        """Return the environment in which a version runs; "" is the present one."""
         return {**self.there.here.env, **({"PYTHONPATH": str(self.others / version)} if version else {})}
 
 
 @contextmanager
 def _versions() -> Iterator[Versions]:
-    with tempfile.TemporaryDirectory(prefix="dgxlab-versions-") as name, box() as made:
+    with tempfile.TemporaryDirectory(prefix="dgxlab-versions-") as name, box() as host:
         for version, (file, old, new) in EDITS.items():
             package = Path(name, version, "dgxlab")
             shutil.copytree(Path(dgxlab.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -60,7 +60,7 @@ def _versions() -> Iterator[Versions]:
             if text.count(old) != 1:
                 raise RuntimeError(f"{file} has {old!r} {text.count(old)} times")
             (package / file).write_text(text.replace(old, new))
-        yield Versions(made.there, made.proxy, others=Path(name))
+        yield Versions(host.there, host.proxy, others=Path(name))
 
 
 def _trial(place: Versions, random: Random) -> str:

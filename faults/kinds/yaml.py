@@ -1,4 +1,4 @@
-"""Hostile and malformed YAML, as specs, as what they extend, as hosts.yaml and behind --set."""
+"""Hostile and malformed YAML: specs, the files that they extend, hosts.yaml, --set."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from faults.fault import Broken, Fault
 from tests.spec.specs import BASE
 
 SECONDS = 1.0
-"""Of processor time that a document may take; other workers share the machine."""
+"""Most processor time that a document may take."""
 KIB = 200 << 10
-"""Of memory."""
+"""Most memory, in KiB."""
 LARGEST = "largest KiB: "
 MEASURED = f"""import re, sys
 from dgxlab.cli import main
@@ -36,9 +36,9 @@ finally:
     with open("/proc/self/status") as status:
         print({LARGEST!r} + re.search(r"VmHWM:\\s+(\\d+)", status.read())[1], end="", file=sys.stderr)
 """
-"""The program, which says last how much memory it had: a child's usage counts the process that it was forked from."""
+"""The program, which prints its largest memory last: a child's rusage includes the process that forked it."""
 BY_COMMAND = 100
-"""One document in so many is given to the program itself, too."""
+"""One of this many documents is also read by the program itself."""
 
 TOKENS = (
     *(
@@ -109,7 +109,7 @@ VALUES: Sequence[Any] = (
 
 @dataclass(frozen=True)
 class Shelf:
-    """A folder of specs, which is the current one: base.yaml is right, others are what no spec may extend."""
+    """The current folder, with specs: base.yaml is valid, the others may not be extended."""
 
     folder: Path
     keys: Sequence[str]
@@ -117,7 +117,7 @@ class Shelf:
 
 @contextmanager
 def shelf() -> Iterator[Shelf]:
-    """Give a folder of specs."""
+    """Yield a folder of specs, and make it the current one."""
     before = Path.cwd()
     schema = json_schema()
     keys = sorted({key for part in (schema, *schema["$defs"].values()) for key in part["properties"]})
@@ -138,7 +138,7 @@ def shelf() -> Iterator[Shelf]:
 
 
 def trial(place: Shelf, random: Random) -> str:
-    """Read one document: what it says, or a sentence that names the line, in little time and memory."""
+    """Read one document: it must be read, or refused with its line named, in little time and memory."""
     way = random.choices((_as_spec, _as_hosts, _as_setting), (8, 1, 1))[0]
     return way(place, random)
 
@@ -187,7 +187,7 @@ def _read(read: Callable[[], object], name: str, content: bytes, random: Random)
 
 
 NO_LINE = re.compile(r"(is empty|is larger than 1 MB|is not a regular file|cannot be read: .*|holds more than .*)$")
-"""What is wrong with a whole file, and with no line of it."""
+"""Errors that are about a whole file, not a line."""
 
 
 def _check_sentence(refusal: SpecError, name: str, content: bytes) -> None:
@@ -241,7 +241,7 @@ def _status(name: str) -> int:
 
 
 def document(place: Shelf, random: Random) -> bytes:
-    """Return a document: a right one that was spoiled, keys with anything behind them, traps, or mere bytes."""
+    """Return a random document: a damaged valid one, valid keys with random values, known traps, or random bytes."""
     kind = random.choices(("spoiled", "tree", "hostile", "tokens", "bytes"), (8, 6, 2, 3, 1))[0]
     if kind == "spoiled":
         return _spoiled(random.choice((BASE, "extends: base.yaml\n" + BASE.partition("models:")[0])), random)

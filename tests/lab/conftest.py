@@ -16,8 +16,8 @@ import pytest
 from dgxlab.errors import DgxlabError
 from dgxlab.lab import Lab, Side
 from dgxlab.lab.jobs import start
-from dgxlab.lab.provision import ask
-from dgxlab.lab.session import Outcome, Request, planned, resolve, run
+from dgxlab.lab.provision import probe_for
+from dgxlab.lab.session import Outcome, Request, plan_missing, run, source_of
 from dgxlab.model import Experiment, Plan
 from dgxlab.source import PinCache
 from dgxlab.store import Store
@@ -61,7 +61,7 @@ class ToyLab:
         return self.experiment(bench=(toy.backend_ops(), toy.llama_bench(n_gen=(0,), env={"TOY": "slow"})))
 
     def side(self, experiment: Experiment) -> Side:
-        return Side(experiment, resolve(self.lab.cache, experiment, None, quiet))
+        return Side(experiment, source_of(self.lab.cache, experiment, None, quiet))
 
     def run(
         self,
@@ -95,8 +95,8 @@ class ToyLab:
         """Start a job as `run` or `ab` does, and be gone before reading a line of it."""
         request = Request("ab" if baseline else "run", experiment, baseline)
         sides = [self.side(each) for each in request.experiments]
-        probe = ask(self.host, *sides)
-        _, job = planned(self.lab.store, request, sides, probe)
+        probe = probe_for(self.host, *sides)
+        _, job = plan_missing(self.lab.store, request, sides, probe)
         assert job
         start(self.lab, self.host, job, probe, quiet)
         return job

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dgxlab import plan
-from dgxlab.lab.provision import ask, send
+from dgxlab.lab.provision import probe_for, send
 from dgxlab.model import Experiment, FileModel, ParityGate, Session
 from tests import journals, toy
 from tests.journals import read, words
@@ -30,7 +30,7 @@ def hold(lab: ToyLab, *arms: Experiment, kind: str = "ab") -> tuple[list[Event],
     sides = [lab.side(each) for each in (arms[0], arms[-1])]
     sources = (sides[0].source, sides[1].source)
     job = plan.make_ab(arms[0], arms[-1], sources, job_id=plan.new_job_id("toy"), kind=kind)
-    send(lab.lab.cache, lab.host, job, ask(lab.host, *sides), quiet)
+    send(lab.lab.cache, lab.host, job, probe_for(lab.host, *sides), quiet)
     lab.host.submit(job)
     status = lab.wait_end(job.job_id)
     assert (status.state, status.rc is None) == ("done", False)

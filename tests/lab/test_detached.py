@@ -14,7 +14,7 @@ from dgxlab import audit, plan
 from dgxlab.agent.job import Job
 from dgxlab.errors import AGAIN, Interrupted, JobLost, RemoteError, SpecError
 from dgxlab.lab.jobs import INTENT_S, follow, settle
-from dgxlab.lab.session import Request, resolve, run
+from dgxlab.lab.session import Request, run, source_of
 from dgxlab.model import Experiment, Plan, canonical
 from dgxlab.store import Locked, Store, connect
 from dgxlab.transport.base import HostLost
@@ -52,7 +52,7 @@ def other(lab: ToyLab) -> Experiment:
 
 def intend(lab: ToyLab, experiment: Experiment, *, age_s: float = 0.0) -> Plan:
     """Record a job that its client has not submitted yet."""
-    source = resolve(lab.lab.cache, experiment, None, quiet)
+    source = source_of(lab.lab.cache, experiment, None, quiet)
     job = plan.make(experiment, source, job_id=plan.new_job_id("toy"))
     lab.lab.store.intend(job, lab.host.name, "0")
     lab.lab.store.update_job(job.job_id, intent_at=time.time() - age_s)

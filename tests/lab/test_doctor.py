@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dgxlab.agent import facts
-from dgxlab.lab.doctor import Finding, judge
+from dgxlab.lab.doctor import Finding, check_facts
 from dgxlab.model import Facts, HostEntry
 from tests import machines
 
@@ -40,7 +40,7 @@ SSH = "ssh -t me@dgx"
 
 
 def findings(machine: Facts, host: HostEntry = DGX, *absent: tuple[str, str]) -> dict[str, Finding]:
-    return {each.name: each for each in judge(machine, host, absent)}
+    return {each.name: each for each in check_facts(machine, host, absent)}
 
 
 def test_a_complete_machine_lacks_nothing(machine: Callable[..., Facts]) -> None:

@@ -17,7 +17,7 @@ import pytest
 from dgxlab.errors import CheckFailed, JobLost
 from dgxlab.lab import raw
 from dgxlab.lab.jobs import conclude, follow
-from dgxlab.lab.raw import describe, kept, listing
+from dgxlab.lab.raw import describe, listing
 from dgxlab.model import HostEntry
 from dgxlab.store import Job
 from dgxlab.transport.host import Host
@@ -77,9 +77,9 @@ def test_kept_as_the_host_has_them(toy_lab: ToyLab) -> None:
 def test_one_round_trip_and_none_once_kept(toy_lab: ToyLab) -> None:
     job = forgotten(toy_lab)
     calls = toy_lab.host.calls
-    path, files = kept(toy_lab.lab, job, None, quiet)
+    path, files = raw.archive(toy_lab.lab, job, None, quiet)
     assert toy_lab.host.calls - calls == 1
-    assert kept(toy_lab.lab, job, None, quiet) == (path, files)
+    assert raw.archive(toy_lab.lab, job, None, quiet) == (path, files)
     conclude(toy_lab.lab, toy_lab.host, toy_lab.host.status(job.job_id), quiet)
     assert toy_lab.host.calls - calls == 2
     assert path.stat().st_mode & 0o777 == 0o600
@@ -95,7 +95,7 @@ def test_a_changed_file_is_named(toy_lab: ToyLab) -> None:
         content = changed.read_bytes()
         changed.write_bytes(content.replace(b"0", b"1", 1) + b"\n")
         with pytest.raises(CheckFailed, match=f"^{name} of job {job.job_id} ") as caught:
-            kept(toy_lab.lab, job, None, quiet)
+            raw.archive(toy_lab.lab, job, None, quiet)
         assert caught.value.next == f"ls -lR {toy_lab.root}/jobs/{job.job_id}"
         assert list(archive(toy_lab, job.job_id).parent.iterdir()) == []
         changed.write_bytes(content)
@@ -107,7 +107,7 @@ def test_a_missing_file_is_named(toy_lab: ToyLab) -> None:
     output.rename(output.with_suffix(".away"))
     output.symlink_to(output.with_suffix(".away"))
     with pytest.raises(CheckFailed, match=r"raw/run-0\.out of .* its sha256 is missing"):
-        kept(toy_lab.lab, job, None, quiet)
+        raw.archive(toy_lab.lab, job, None, quiet)
 
 
 def test_a_kept_file_that_was_changed_is_found(toy_lab: ToyLab) -> None:
@@ -115,11 +115,11 @@ def test_a_kept_file_that_was_changed_is_found(toy_lab: ToyLab) -> None:
     path = archive(toy_lab, job.job_id)
     shutil.copyfile(archive(toy_lab, other.job_id), path)
     with pytest.raises(CheckFailed, match="what was recorded") as caught:
-        kept(toy_lab.lab, job, None, quiet)
+        raw.archive(toy_lab.lab, job, None, quiet)
     assert caught.value.next.startswith(f"rm {path}")
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(CheckFailed, match="is damaged"):
-        kept(toy_lab.lab, job, None, quiet)
+        raw.archive(toy_lab.lab, job, None, quiet)
 
 
 def measured_again(lab: ToyLab) -> Job:
@@ -151,7 +151,7 @@ def test_large_ones_wait_until_they_are_asked_for(toy_lab: ToyLab, monkeypatch: 
     assert toy_lab.host.raw(outcome.job_id, 2000, sent.append).size > 2000
     assert b"".join(sent) == b""
     job = toy_lab.lab.store.job(outcome.job_id)
-    assert "raw/run-0.out" in kept(toy_lab.lab, job, None, quiet)[1]
+    assert "raw/run-0.out" in raw.archive(toy_lab.lab, job, None, quiet)[1]
 
 
 def test_ctrl_c_while_fetching_leaves_them_there(toy_lab: ToyLab, monkeypatch: pytest.MonkeyPatch) -> None:

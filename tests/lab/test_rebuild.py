@@ -21,7 +21,7 @@ from dgxlab.lab import Lab
 from dgxlab.lab.jobs import settle
 from dgxlab.lab.raw import path_of
 from dgxlab.lab.rebuild import Rebuilt, mend, rebuild
-from dgxlab.lab.session import resolve
+from dgxlab.lab.session import source_of
 from dgxlab.model import canonical, to_json
 from dgxlab.store import Store
 from dgxlab.transport.host import Host
@@ -117,7 +117,7 @@ def test_an_older_plan_is_kept_as_it_was_staged(own: ToyLab, tmp_path: Path) -> 
     own.run(own.experiment(bench=(), models={}))
     experiment = own.experiment()
     made_now = planning.make(
-        experiment, resolve(own.lab.cache, experiment, None, quiet), job_id=planning.new_job_id("toy")
+        experiment, source_of(own.lab.cache, experiment, None, quiet), job_id=planning.new_job_id("toy")
     )
     job, text = made_now.job_id, canonical(older(to_json(made_now)))
     shutil.rmtree(own.root / "jobs")

@@ -14,7 +14,7 @@ import pytest
 from dgxlab import audit
 from dgxlab.errors import Interrupted, JobLost, RemoteError
 from dgxlab.lab.jobs import adopt, follow, join
-from dgxlab.lab.provision import ask
+from dgxlab.lab.provision import probe_for
 from dgxlab.model import Experiment, Plan
 from dgxlab.transport.host import HostJob
 from tests.lab.conftest import ToyLab, notes, quiet
@@ -121,7 +121,7 @@ def test_run_with_nothing_to_do_waits_for_nobody(mine: ToyLab, theirs: ToyLab, r
 
 def test_another_tree_is_not_joined(mine: ToyLab, theirs: ToyLab, running: Plan, slow: Experiment) -> None:
     side = theirs.side(slow)
-    probe = ask(theirs.host, side)
+    probe = probe_for(theirs.host, side)
     assert probe.running == {running.job_id: slow.digest}
     elsewhere = replace(side, source=replace(side.source, tree="0" * 40))
     assert join(theirs.lab, theirs.host, slow.digest, [elsewhere], probe, quiet) == ""

@@ -14,7 +14,7 @@ from dgxlab import gguf_header, quantise, synth
 from dgxlab.errors import RemoteError, SpecError
 from dgxlab.gguf_header import BLOCKS, Header, TensorInfo
 from dgxlab.model import DerivedModel, FileModel, SyntheticModel, quantisation
-from dgxlab.quantise.fidelity import RUN, RUNS, class_of, fidelity, places
+from dgxlab.quantise.fidelity import RUN, RUNS, class_of, fidelity, sampled_runs
 
 FILE = FileModel("/m.gguf")
 
@@ -141,9 +141,9 @@ def test_classes() -> None:
 
 
 def test_places_are_spread_over_a_tensor_and_are_whole_blocks() -> None:
-    assert places(64) == [(0, 64)]
-    assert places(RUN + 32) == [(0, RUN), (RUN, 32)]
-    many = places(1000 * RUN)
+    assert sampled_runs(64) == [(0, 64)]
+    assert sampled_runs(RUN + 32) == [(0, RUN), (RUN, 32)]
+    many = sampled_runs(1000 * RUN)
     assert len(many) == RUNS
     assert all(start % RUN == 0 and count == RUN for start, count in many)
     assert (many[0][0], many[-1][0]) == (0, 968 * RUN)

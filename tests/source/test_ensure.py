@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from dgxlab.errors import SpecError
-from dgxlab.source.cache import LOCK, PinCache, default_path, shown
+from dgxlab.source.cache import LOCK, PinCache, cache_path, without_secrets
 from tests.repos import LLAMA, commit, git, quiet, upstream
 
 CHILD = """
@@ -207,9 +207,9 @@ def test_passwords_are_not_shown(cache: PinCache) -> None:
     with pytest.raises(SpecError) as caught:
         cache.ensure("a" * 40, ["http://me:s3cret@127.0.0.1:9/x"], lines.append)
     assert "s3cret" not in str(caught.value) + caught.value.details + "".join(lines)
-    assert shown("https://me:s3cret@example.com/x") == "https://***@example.com/x"
-    assert shown("https://example.com/x?private_token=s3cret") == "https://example.com/x?***"
-    assert shown("git@github.com:ggml-org/llama.cpp") == "git@github.com:ggml-org/llama.cpp"
+    assert without_secrets("https://me:s3cret@example.com/x") == "https://***@example.com/x"
+    assert without_secrets("https://example.com/x?private_token=s3cret") == "https://example.com/x?***"
+    assert without_secrets("git@github.com:ggml-org/llama.cpp") == "git@github.com:ggml-org/llama.cpp"
 
 
 @pytest.mark.parametrize("damage", [b"", zlib.compress(b"blob 7\0forged\n")], ids=["lost", "forged"])
@@ -349,4 +349,4 @@ def test_damaged_cache_heals(clone: Path, pin: str, cache: PinCache) -> None:
 def test_default_place(setting: str | None, base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if setting:
         monkeypatch.setenv("XDG_CACHE_HOME", setting)
-    assert default_path() == Path(base).expanduser() / "dgxlab" / "llama.cpp.git"
+    assert cache_path() == Path(base).expanduser() / "dgxlab" / "llama.cpp.git"

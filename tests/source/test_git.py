@@ -62,7 +62,7 @@ def test_no_token_goes_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     secret = {"HF_TOKEN": "t", "AWS_SECRET_ACCESS_KEY": "k", "PIP_INDEX_URL": "https://u:p@i"}
     for name, value in {**wanted, **secret}.items():
         monkeypatch.setenv(name, value)
-    ours, users = Git(tmp_path).env(), Git(tmp_path).having(user=True).env()
+    ours, users = Git(tmp_path).env(), Git(tmp_path).configured(user=True).env()
     assert not secret.keys() & (ours.keys() | users.keys())
     assert wanted.items() <= users.items()
     assert ours.keys() & wanted.keys() == wanted.keys() - {"GIT_SSH_COMMAND"}

@@ -16,8 +16,8 @@ from dgxlab.agent.job import Job
 from dgxlab.errors import HostError
 from dgxlab.lab import Lab
 from dgxlab.lab.jobs import follow
-from dgxlab.lab.raw import kept, listing, path_of
-from dgxlab.lab.session import resolve
+from dgxlab.lab.raw import archive, listing, path_of
+from dgxlab.lab.session import source_of
 from dgxlab.source import PinCache
 from dgxlab.store import Store
 from dgxlab.transport import retry, ssh_connection
@@ -65,7 +65,7 @@ def test_raw_files_come_whole_over_a_line_that_breaks(far_lab: ToyLab, proxy: Pr
     notes: list[str] = []
     proxy.cut_after = 3000
     job = far_lab.lab.store.job(outcome.job_id)
-    _, files = kept(far_lab.lab, job, None, lambda event: notes.append(str(event.note)))
+    _, files = archive(far_lab.lab, job, None, lambda event: notes.append(str(event.note)))
     assert files == before
     assert list(path.parent.iterdir()) == [path]
     assert notes[0].endswith(f" {outcome.job_id} from box")
@@ -128,7 +128,7 @@ def test_submitting_over_a_breaking_line_runs_once(far_lab: ToyLab, proxy: Proxy
     lab = far_lab
     lab.run(lab.experiment(bench=()))
     experiment = lab.experiment()
-    job = plan.make(experiment, resolve(lab.lab.cache, experiment, None, quiet), job_id=plan.new_job_id("toy"))
+    job = plan.make(experiment, source_of(lab.lab.cache, experiment, None, quiet), job_id=plan.new_job_id("toy"))
     notes: list[str] = []
 
     def note(sentence: str) -> None:

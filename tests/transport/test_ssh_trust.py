@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dgxlab.transport.ssh import SshTransport, fingerprint
+from dgxlab.transport.ssh import SshTransport, host_key
 from dgxlab.transport.ssh_trust import KnownHosts, NotTrusted, private_known_hosts, trust
 from tests.sshd import Sshd, make_key, sshd
 from tests.transport.conftest import QUICK, Client, Keys, Reach
@@ -99,7 +99,7 @@ def test_changed_key_cannot_be_trusted_away(client: Client, server: Sshd, reach:
     client.host("box", server.port)
     name = f"[127.0.0.1]:{server.port}"
     client.knows("# mine", f"{name} {make_key(tmp_path / 'old')}")
-    key = fingerprint("box", QUICK)
+    key = host_key("box", QUICK)
     assert key.state == "changed"
     with pytest.raises(NotTrusted, match="has changed"):
         trust(key)
@@ -131,7 +131,7 @@ def test_host_is_asked_for_the_key_that_is_known(
         client.host("box", many.port)
         client.knows(many.known_hosts_line(keytype))
         assert run(reach(), "echo", "in") == b"in\n"
-        assert fingerprint("box", QUICK).fingerprint == shown_by_ssh_keygen(many, keytype)
+        assert host_key("box", QUICK).fingerprint == shown_by_ssh_keygen(many, keytype)
         reach().close()
 
 
@@ -162,7 +162,7 @@ def test_every_hop_is_checked(
 def test_trusting_a_host(client: Client, server: Sshd, reach: Reach) -> None:
     client.host("box", server.port)
     before = server.log.count("Accepted publickey")
-    key = fingerprint("box", QUICK)
+    key = host_key("box", QUICK)
     assert server.log.count("Accepted publickey") == before
     assert (key.state, key.destination, key.keytype) == ("unknown", "box", "ssh-ed25519")
     assert key.fingerprint == shown_by_ssh_keygen(server)
@@ -170,7 +170,7 @@ def test_trusting_a_host(client: Client, server: Sshd, reach: Reach) -> None:
     path = trust(key)
     assert path == client.home / ".config" / "dgxlab" / "known_hosts" == private_known_hosts()
     assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
-    again = fingerprint("box", QUICK)
+    again = host_key("box", QUICK)
     assert again.state == "trusted"
     trust(again)
     assert path.read_text() == server.known_hosts_line() + "\n"
@@ -182,7 +182,7 @@ def test_trusting_hop_by_hop(client: Client, server: Sshd, jump_server: Sshd, re
     client.host("jump", jump_server.port)
     client.host("box", server.port, "ProxyJump jump")
     seen = []
-    while (key := fingerprint("box", QUICK)).state != "trusted":
+    while (key := host_key("box", QUICK)).state != "trusted":
         seen.append((key.destination, key.fingerprint))
         trust(key)
     assert seen == [("jump", shown_by_ssh_keygen(jump_server)), ("box", shown_by_ssh_keygen(server))]
@@ -194,5 +194,5 @@ def test_line_is_added_below_a_torn_one(client: Client, server: Sshd) -> None:
     path = private_known_hosts()
     path.parent.mkdir(parents=True)
     path.write_text("elsewhere ssh-ed25519 AAAA")
-    trust(fingerprint("box", QUICK))
+    trust(host_key("box", QUICK))
     assert path.read_text() == f"elsewhere ssh-ed25519 AAAA\n{server.known_hosts_line()}\n"
