@@ -65,16 +65,16 @@ class Clock:
     @classmethod
     def make(cls, folder: Path) -> Clock:
         """Build it; it is right as yet."""
-        made = cls(folder)
+        clock = cls(folder)
         (folder / "bin").mkdir(parents=True)
         (folder / "shim.c").write_text(SHIM)
-        subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", made._shim, folder / "shim.c", "-ldl"], check=True)
+        subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", clock._shim, folder / "shim.c", "-ldl"], check=True)
         own = Path(sysconfig.get_config_var("BINDIR"))
         (folder / "pyvenv.cfg").write_text(f"home = {own}\n")
         python = Path(sys.executable).resolve()
-        made.python.write_text(PYTHON.format(shim=made._shim, shift=made._shift, python=python))
-        made.python.chmod(0o755)
-        return made
+        clock.python.write_text(PYTHON.format(shim=clock._shim, shift=clock._shift, python=python))
+        clock.python.chmod(0o755)
+        return clock
 
     @property
     def python(self) -> Path:

@@ -64,7 +64,7 @@ def damage_text(text: str, random: Random) -> str:
     """Put noise anywhere, in a number's place or inside it, cut some characters out, or lose a key with its value."""
     at = random.randrange(len(text) + 1)
     noise = random.choice(NOISE)
-    places = [found.span() for found in (KEY if random.random() < 0.15 else NUMBER).finditer(text)]
+    places = [match.span() for match in (KEY if random.random() < 0.15 else NUMBER).finditer(text)]
     if places and random.random() < 0.6:
         start, end = random.choice(places)
         if text[start] == '"':
@@ -135,8 +135,8 @@ def _is_of(cell: Cell, params: Mapping[str, Any]) -> bool:
 
 def _names(piece: str) -> dict[str, str]:
     """Return the parameters that a case's own column names, where it has one such column."""
-    found = re.findall(r"'((?:\w+=(?:\[[^\]]*\]|[^,']*),?)+)'", piece)
-    return dict(re.findall(r"(\w+)=(\[[^\]]*\]|[^,']*)", found[0])) if len(found) == 1 else {}
+    cases = re.findall(r"'((?:\w+=(?:\[[^\]]*\]|[^,']*),?)+)'", piece)
+    return dict(re.findall(r"(\w+)=(\[[^\]]*\]|[^,']*)", cases[0])) if len(cases) == 1 else {}
 
 
 def _quoted(piece: str) -> set[float]:

@@ -140,28 +140,28 @@ class Desk:
 @contextmanager
 def desk() -> Iterator[Desk]:
     """Give a desk, and this process the home of its client, until the block ends."""
-    with TemporaryDirectory(prefix="dgxlab-desk-") as name, disk(Path(name) / "disk") as made:
+    with TemporaryDirectory(prefix="dgxlab-desk-") as name, disk(Path(name) / "disk") as partition:
         boot_id, kept = Path(name) / "boot_id", dict(os.environ)
         boot_id.write_text("the first boot\n")
-        bound = [*made.within(Path("/")), "mount", "--bind", str(boot_id), "/proc/sys/kernel/random/boot_id"]
+        bound = [*partition.within(Path("/")), "mount", "--bind", str(boot_id), "/proc/sys/kernel/random/boot_id"]
         subprocess.run(bound, check=True)
-        with box(made.within(Path("/"))) as whole:
-            made.mount(SIZE, whole.root)
+        with box(partition.within(Path("/"))) as whole:
+            partition.mount(SIZE, whole.root)
             os.environ |= whole.there.here.env
             try:
-                yield _made(OnDisk(whole.there, whole.proxy, seen=made.seen(whole.root)), made, boot_id)
+                yield _begin(OnDisk(whole.there, whole.proxy, seen=partition.seen(whole.root)), partition, boot_id)
             finally:
                 os.environ.clear()
                 os.environ |= kept
 
 
-def _made(place: OnDisk, made: Disk, boot_id: Path) -> Desk:
+def _begin(place: OnDisk, partition: Disk, boot_id: Path) -> Desk:
     here = place.there.here
     base = load(place.spec("base", bench=BENCH, gates=[]), host="box")
     entry = find_host("box", [here.hosts])
     way = SshTransport("box", entry.ssh, entry.root, entry.python)
     source = resolve(PinCache(here.pins), base, None, lambda event: None)
-    return Desk(place, made, boot_id, Host(way, entry), base, source, here.folder / "raw")
+    return Desk(place, partition, boot_id, Host(way, entry), base, source, here.folder / "raw")
 
 
 def _see_gone(alive: Callable[[], list[int]]) -> None:
@@ -171,9 +171,9 @@ def _see_gone(alive: Callable[[], list[int]]) -> None:
 
 def _running(word: str) -> list[int]:
     """Return the processes with a word in their command line, which only those of one host have."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             if word.encode() in path.read_bytes() and "\nState:\tZ" not in (path.parent / "status").read_text():
-                found.append(int(path.parent.name))
-    return found
+                pids.append(int(path.parent.name))
+    return pids

@@ -157,8 +157,8 @@ class Box:
 
     def folders(self, experiment: str) -> list[Job]:
         """Return the folders of an experiment's jobs on the host, as the agent itself sees them."""
-        found = [Job(path.parent) for path in sorted(self.root.glob("jobs/[!.]*/plan.json"))]
-        return [job for job in found if json.loads(job.plan.read_text())["name"] == experiment]
+        jobs = [Job(path.parent) for path in sorted(self.root.glob("jobs/[!.]*/plan.json"))]
+        return [job for job in jobs if json.loads(job.plan.read_text())["name"] == experiment]
 
     def check(self, experiment: str, *, jobs: int | None = None, cells: int | None = None) -> list[Launch]:
         """Compare the record of an experiment with what was launched for it, and return that.
@@ -212,14 +212,14 @@ def box(within: Sequence[str] = ()) -> Iterator[Box]:
         within: The beginning of the command line that the host's sshd is started with: namespaces of its own.
     """
     with far(within=within) as there, Proxy(there.server.port) as proxy:
-        made = Box(there, proxy)
+        place = Box(there, proxy)
         there.reach(proxy.port)
-        env = {"TOY_LEDGER": str(made.ledger)}
+        env = {"TOY_LEDGER": str(place.ledger)}
         hosts = {
             "box": {"ssh": "box", "python": sys.executable, "env": env},
             "near": {"local": True, "root": str(there.root), "env": env},
         }
         there.here.hosts.write_text(json.dumps(hosts))
-        made.run("run", made.spec("warm"), "--host", "box").good("a run without a fault")
-        made.check("warm", jobs=1, cells=CELLS)
-        yield made
+        place.run("run", place.spec("warm"), "--host", "box").good("a run without a fault")
+        place.check("warm", jobs=1, cells=CELLS)
+        yield place

@@ -27,7 +27,7 @@ class Launch:
         begin: Seconds of the monotonic clock.
         stdout: The file that its output went to.
         argv: As one line.
-        said: The lines that it printed.
+        printed: The lines that it printed.
         end: As begin; None where a signal ended it.
     """
 
@@ -35,7 +35,7 @@ class Launch:
     pid: int
     stdout: Path
     argv: str
-    said: list[str] = field(default_factory=list)
+    printed: list[str] = field(default_factory=list)
     end: float | None = None
 
     @property
@@ -51,7 +51,7 @@ class Launch:
     @property
     def sha256(self) -> str:
         """Of all that it printed."""
-        return hashlib.sha256("".join(f"{line}\n" for line in self.said).encode()).hexdigest()
+        return hashlib.sha256("".join(f"{line}\n" for line in self.printed).encode()).hexdigest()
 
 
 def read(ledger: Path) -> list[Launch]:
@@ -63,7 +63,7 @@ def read(ledger: Path) -> list[Launch]:
             at, pid, stdout, argv = rest.split("\t")
             launches[number] = Launch(float(at), int(pid), Path(stdout), argv)
         elif word == "said":
-            launches[number].said.append(rest)
+            launches[number].printed.append(rest)
         else:
             launches[number].end = float(rest)
     return list(launches.values())
@@ -137,25 +137,25 @@ def _agree(store: Store, launch: Launch, row: Mapping[str, Any]) -> None:
         raise Broken(f"wrong: {row['key']} has another sha256 than what {launch.raw} printed")
     for kept in store.rows("SELECT cell, raw FROM rows WHERE run_id = ?", (row["key"],)):
         printed = json.loads(kept["raw"])
-        if not any(_is(line, printed) for line in launch.said):
+        if not any(_is(line, printed) for line in launch.printed):
             raise Broken(f"wrong: the row of {row['key']} {kept['cell']} was not printed by {launch.raw}")
-        _same_samples(store, row["key"], kept["cell"], _values(printed, launch.said))
+        _same_samples(store, row["key"], kept["cell"], _values(printed, launch.printed))
 
 
 def _is(line: str, printed: Mapping[str, Any]) -> bool:
     """Whether a line is a row of llama.cpp's: JSON, or an INSERT of quoted values."""
     if line.startswith("{"):
         return bool(json.loads(line) == printed)
-    names, found, values = line.partition(") VALUES ('")
+    names, matches, values = line.partition(") VALUES ('")
     columns = zip(names.partition("(")[2].split(", "), values.removesuffix("');").split("', '"), strict=True)
-    return bool(found) and dict(columns) == printed
+    return bool(matches) and dict(columns) == printed
 
 
-def _values(printed: Mapping[str, Any], said: Sequence[str]) -> dict[tuple[str, int], float]:
+def _values(printed: Mapping[str, Any], lines: Sequence[str]) -> dict[tuple[str, int], float]:
     """Return what a row says by metric and ordinal, by the definition of each, and not by the program's own parsers.
 
     Args:
-        said: All that was printed with it: llama-batched-bench's cold rows belong to the warm ones of their size.
+        lines: All that was printed with it: llama-batched-bench's cold rows belong to the warm ones of their size.
     """
     if "samples_ns" in printed:
         tokens = printed["n_prompt"] + printed["n_gen"]
@@ -163,7 +163,7 @@ def _values(printed: Mapping[str, Any], said: Sequence[str]) -> dict[tuple[str, 
     if "speed_pp" in printed:
         pl, pp, tg = printed["pl"], printed["pp"], printed["tg"]
         tokens = {"speed_pp": (pl * pp, "t_pp"), "speed_tg": (pl * tg, "t_tg"), "speed": (pl * (pp + tg), "t")}
-        rows = [row for row in map(json.loads, said) if row["pl"] == pl]
+        rows = [row for row in map(json.loads, lines) if row["pl"] == pl]
         if printed != rows[1]:
             raise Broken(f"wrong: of the rows with pl={pl} the second counts, not {printed}")
         times = enumerate(rows[:2])
@@ -173,8 +173,8 @@ def _values(printed: Mapping[str, Any], said: Sequence[str]) -> dict[tuple[str, 
 
 
 def _same_samples(store: Store, run_id: str, cell: str, wanted: Mapping[tuple[str, int], float]) -> None:
-    found = store.rows("SELECT metric, ordinal, value FROM samples WHERE run_id = ? AND cell = ?", (run_id, cell))
-    values = {(row["metric"], row["ordinal"]): row["value"] for row in found}
+    recorded = store.rows("SELECT metric, ordinal, value FROM samples WHERE run_id = ? AND cell = ?", (run_id, cell))
+    values = {(row["metric"], row["ordinal"]): row["value"] for row in recorded}
     if values.keys() != wanted.keys():
         raise Broken(f"wrong: {run_id} {cell} has samples {sorted(values)}, and {sorted(wanted)} were printed")
     for key, value in values.items():

@@ -170,8 +170,8 @@ class Machine(RuleBasedStateMachine):
     def clean(self) -> None:
         """Remove from the host all that may go."""
         with self._faults("clean"):
-            found = survey(self.lab, self.desk.host, ("jobs",), 0)
-            done = clean(self.lab, self.desk.host, found, lambda event: None)
+            items = survey(self.lab, self.desk.host, ("jobs",), 0)
+            done = clean(self.lab, self.desk.host, items, lambda event: None)
             for item in done.removed:
                 (job,) = [job for job in self.jobs if job.plan.job_id == item.name]
                 if not job.may & {"done", "lost"} or not raw.path_of(self.lab.raw, item.name).exists():

@@ -54,9 +54,9 @@ def programs(folder: Path, *names: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = f"{os.environ['PATH']}:{Path(sys.executable).parent}"  # cmake and ninja from PyPI are beside the interpreter
     for name in (*BARE, *names):
-        found = shutil.which(name, path=path)
-        assert found, f"{name} is not installed here"
-        (folder / name).symlink_to(found)
+        program = shutil.which(name, path=path)
+        assert program, f"{name} is not installed here"
+        (folder / name).symlink_to(program)
     return folder
 
 
@@ -77,8 +77,8 @@ def sampled(folder: Path, gpus: Mapping[str, str], row: str, *, watched: Sequenc
     """
     folder.mkdir(exist_ok=True)
     capture = GOLDEN / "h200" / "telemetry-gpu.csv"
-    found = (f"{i}, {uuid}, {name}, 580.159.04, 9.0, 1000\n" for i, (uuid, name) in enumerate(gpus.items()))
-    (folder / "gpus").write_text("".join(found))
+    rows = (f"{i}, {uuid}, {name}, 580.159.04, 9.0, 1000\n" for i, (uuid, name) in enumerate(gpus.items()))
+    (folder / "gpus").write_text("".join(rows))
     (folder / "state").write_text("".join(f"{uuid}, {row}\n" for uuid in gpus))
     fields = {"folder": folder, "help": GOLDEN / "h200" / "help-query-gpu.txt", "uuids": ",".join(watched or gpus)}
     _script(folder / "nvidia-smi", SAMPLED.format(**fields, loop=loop.replace("{capture}", str(capture))))
@@ -104,8 +104,8 @@ def ccache(folder: Path) -> None:
 def age(path: Path, days: float) -> None:
     """Make a file, or a folder with all that is in it, as old as that."""
     then = time.time() - days * 86400
-    for found in (*path.rglob("*"), path):
-        os.utime(found, (then, then), follow_symlinks=False)
+    for each in (*path.rglob("*"), path):
+        os.utime(each, (then, then), follow_symlinks=False)
 
 
 def _script(path: Path, text: str) -> None:

@@ -44,13 +44,13 @@ class Clocks(Box):
 
 @contextmanager
 def _clocks() -> Iterator[Clocks]:
-    with TemporaryDirectory(prefix="dgxlab-clock-") as name, box() as made:
+    with TemporaryDirectory(prefix="dgxlab-clock-") as name, box() as whole:
         client, host = (Clock.make(Path(name) / side) for side in ("client", "host"))
-        hosts = made.there.here.hosts
+        hosts = whole.there.here.hosts
         told = json.loads(hosts.read_text())
         told["box"]["python"] = str(host.python)
         hosts.write_text(json.dumps(told))
-        yield Clocks(made.there, made.proxy, client=client, host=host)
+        yield Clocks(whole.there, whole.proxy, client=client, host=host)
 
 
 def _trial(place: Clocks, random: Random) -> str:

@@ -89,9 +89,9 @@ def shelf(*, work: bool = True) -> Iterator[Shelf]:
                 ingest(store, f"job-{number}", of.lines())
             from_elsewhere(store)
         names = [migration.name for migration in MIGRATIONS._migrations]
-        made = Shelf(folder, [])
-        olds = [_old(made, None, 0, work=work)]
-        olds += [_old(made, folder / f"v{number}.db", number, names[number], work=work) for number in range(1, VERSION)]
+        new = Shelf(folder, [])
+        olds = [_old(new, None, 0, work=work)]
+        olds += [_old(new, folder / f"v{number}.db", number, names[number], work=work) for number in range(1, VERSION)]
         yield Shelf(folder, olds)
 
 
@@ -193,13 +193,13 @@ def as_it_was_or_whole(path: Path, old: Old) -> None:
         return
     with closing(sqlite3.connect(path)) as connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        found = rows_of(connection, old.columns)
+        rows = rows_of(connection, old.columns)
         if version not in (old.version, VERSION):
             raise Broken(f"a migration from {old.version} was left at {version}")
         if problems := schema_problems(connection):
             raise Broken(f"a migration from {old.version} was left at {version}: {'; '.join(problems)}")
         if (
-            found != old.rows
+            rows != old.rows
             or _integrity(connection) != "ok"
             or connection.execute("PRAGMA foreign_key_check").fetchall()
         ):

@@ -75,18 +75,18 @@ class ClientOnDisk(OnDisk):
 @contextmanager
 def _host() -> Iterator[HostOnDisk]:
     with ExitStack() as stack:
-        made = stack.enter_context(disk(Path(stack.enter_context(TemporaryDirectory(prefix="dgxlab-disk-")))))
-        whole = stack.enter_context(box(made.within(Path("/"))))
-        made.mount(SIZE, whole.root)
-        yield HostOnDisk(whole.there, whole.proxy, disk=made)
+        small = stack.enter_context(disk(Path(stack.enter_context(TemporaryDirectory(prefix="dgxlab-disk-")))))
+        whole = stack.enter_context(box(small.within(Path("/"))))
+        small.mount(SIZE, whole.root)
+        yield HostOnDisk(whole.there, whole.proxy, disk=small)
 
 
 @contextmanager
 def _client() -> Iterator[ClientOnDisk]:
-    with TemporaryDirectory(prefix="dgxlab-disk-") as name, disk(Path(name)) as made, box() as whole:
+    with TemporaryDirectory(prefix="dgxlab-disk-") as name, disk(Path(name)) as small, box() as whole:
         here = whole.there.here
-        made.mount(SIZE, *(here.folder / part for part in ("project", "home", "cache")))
-        yield ClientOnDisk(whole.there, whole.proxy, made.within(here.project), disk=made)
+        small.mount(SIZE, *(here.folder / part for part in ("project", "home", "cache")))
+        yield ClientOnDisk(whole.there, whole.proxy, small.within(here.project), disk=small)
 
 
 def _trial(place: OnDisk, random: Random) -> str:

@@ -138,17 +138,17 @@ def import_it(path: Path, random: Random) -> str:
     text = damaged(whole, random)
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     try:
-        found = open_file(path)
+        source = open_file(path)
     except SpecError as refusal:
         if refusal.exit_code != 9 or str(path) not in refusal.message:
             raise Broken(f"{name}: the refusal does not name the file: {refusal.message}") from refusal
         return "refused"
-    text = found.content.decode("utf-8-sig").replace("\r\n", "\n")
+    text = source.content.decode("utf-8-sig").replace("\r\n", "\n")
     chunks = chunks_of(text)
-    for row in found.reading.rows:
+    for row in source.reading.rows:
         if not _printed(row, text, chunks):
             raise Broken(f"{name}: {row.label} has values that were not printed together: {row.values}")
-    return _word(len(found.reading.rows), _rows(name, whole, path))
+    return _word(len(source.reading.rows), _rows(name, whole, path))
 
 
 def _printed(row: Row, text: str, chunks: Sequence[str]) -> bool:
@@ -160,12 +160,12 @@ def _printed(row: Row, text: str, chunks: Sequence[str]) -> bool:
     if row.label == "perplexity":
         return set(values) <= numbers_in(plain(text))
     # on the console a diagnostic may be between a case and its result, which then are two pieces
-    names = [] if "us/run" in text else [said for said in row.params.values() if said and type(said) in (int, str)]
+    names = [] if "us/run" in text else [param for param in row.params.values() if param and type(param) in (int, str)]
     return any(stands(values, chunk) and all(_named(name, chunk) for name in names) for chunk in chunks)
 
 
-def _named(said: int | str, chunk: str) -> bool:
-    return str(said) in chunk or said in numbers_in(chunk)
+def _named(value: int | str, chunk: str) -> bool:
+    return str(value) in chunk or value in numbers_in(chunk)
 
 
 _TRUE_ROWS: dict[str, int] = {}

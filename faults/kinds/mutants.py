@@ -195,9 +195,9 @@ def _show(store: Store, job_id: str, told: Iterable[Mapping[str, Any]]) -> None:
     with display(Out(Format.json, quiet=False)) as watch:
         for event in told:
             watch(event)
-    made = report.collect(store, job_id=job_id)
-    report.render(made)
-    to_json(made)
+    shown = report.collect(store, job_id=job_id)
+    report.render(shown)
+    to_json(shown)
     report.render_overview(report.overview(store))
     list(beyond(store))
     job = store.job(job_id)
@@ -209,12 +209,12 @@ def _show(store: Store, job_id: str, told: Iterable[Mapping[str, Any]]) -> None:
 def _reply(random: Random) -> str:
     verb = random.choice(list(REPLIES))
     reply, ask = REPLIES[verb]
-    found = ask(Host(Saying(_mutant(reply, random)), HostEntry("box")))
-    canonical(found)
+    answer = ask(Host(Saying(_mutant(reply, random)), HostEntry("box")))
+    canonical(answer)
     if verb == "probe":
-        list(judge(found.facts, HostEntry("box"), found.absent))
+        list(judge(answer.facts, HostEntry("box"), answer.absent))
         for cuda in ("ON", "OFF"):
-            assert Device.of(to_json(found.facts), {"GGML_CUDA": cuda}).label
+            assert Device.of(to_json(answer.facts), {"GGML_CUDA": cuda}).label
     return "read"
 
 

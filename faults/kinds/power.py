@@ -82,8 +82,8 @@ class Drive(Machine):
 
 @contextmanager
 def _drive() -> Iterator[Drive]:
-    with TemporaryDirectory(prefix="dgxlab-power-") as name, disk(Path(name) / "disk") as made:
-        boot_id, around = Path(name) / "boot_id", made.within(Path("/"))
+    with TemporaryDirectory(prefix="dgxlab-power-") as name, disk(Path(name) / "disk") as drive:
+        boot_id, around = Path(name) / "boot_id", drive.within(Path("/"))
         boot_id.write_text(f"{uuid.uuid4()}\n")
         with box([*around, *power(boot_id)]) as whole:
             for which, content in (("empty", []), ("warm", ["-d", str(whole.root)])):
@@ -96,7 +96,7 @@ def _drive() -> Iterator[Drive]:
                 boot_id=boot_id,
                 boots=[whole.server],
                 around=around,
-                disk=made,
+                disk=drive,
                 images=Path(name),
             )
             with machine.running:

@@ -108,13 +108,13 @@ def left() -> Iterator[Left]:
         with there.store() as store, Store.open(intended) as blank:
             job = store.job(job_id)
             blank.intend(job.plan, "near", job.dgxlab_version, staged=job.plan_json)
-        made = Left(there, job_id, other, intended, recorded, copies / "jobs", archive, {}, listing(archive))
-        made.anew(intended)
-        with made.lab() as lab:
+        place = Left(there, job_id, other, intended, recorded, copies / "jobs", archive, {}, listing(archive))
+        place.anew(intended)
+        with place.lab() as lab:
             follow(lab, there.there.ask(), job_id, _quiet)
             truth = dump(lab.store)
-        shutil.copy(made.work / "results.db", recorded)
-        yield Left(there, job_id, other, intended, recorded, copies / "jobs", archive, truth, made.files)
+        shutil.copy(place.work / "results.db", recorded)
+        yield Left(there, job_id, other, intended, recorded, copies / "jobs", archive, truth, place.files)
 
 
 def trial(place: Left, random: Random) -> str:
@@ -240,25 +240,25 @@ def _noticed(act: Callable[[], object]) -> DgxlabError | None:
 def _check_record(place: Left, name: str) -> None:
     """See that the record holds nothing that was not measured, and all of it where no word of it was touched."""
     with Store.open(place.work / "results.db") as store:
-        found = dump(store)
+        tables = dump(store)
     if name not in ("journal.jsonl", "rc"):
-        if found != place.truth:
+        if tables != place.truth:
             raise Broken(f"{name} was changed, and what was measured is not all in the record")
         return
-    for table, rows in found.items():
+    for table, rows in tables.items():
         if table not in ("jobs", "seals") and (made_up := [row for row in rows if row not in place.truth[table]]):
             raise Broken(f"{name} was changed, and {table} has {made_up[0]}")
-    (job,) = found["jobs"]
-    if job["state"] not in ("lost", "intended", "running") or found["runs"]:
-        raise Broken(f"{name} was changed, and the job is {job['state']} with {len(found['runs'])} runs")
+    (job,) = tables["jobs"]
+    if job["state"] not in ("lost", "intended", "running") or tables["runs"]:
+        raise Broken(f"{name} was changed, and the job is {job['state']} with {len(tables['runs'])} runs")
 
 
 def _check_kept(place: Left, name: str) -> None:
     """See that the raw files can be had as they were, or not at all."""
     with place.lab() as lab:
-        found: list[Mapping[str, RawFile]] = []
-        error = _noticed(lambda: found.append(kept(lab, lab.store.job(place.job_id), None, _quiet)[1]))
-    if error is None and found[0] != place.files:
+        listings: list[Mapping[str, RawFile]] = []
+        error = _noticed(lambda: listings.append(kept(lab, lab.store.job(place.job_id), None, _quiet)[1]))
+    if error is None and listings[0] != place.files:
         raise Broken(f"{name} was changed, and the raw files are taken for what they were")
     if error is not None and not isinstance(error, CheckFailed):
         raise Broken(f"{name} was changed, and the raw files cannot be had because {error.message}")

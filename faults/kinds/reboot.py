@@ -89,8 +89,8 @@ def _machine() -> Iterator[Machine]:
     with TemporaryDirectory(prefix="dgxlab-boot-") as name:
         boot_id = Path(name) / "boot_id"
         boot_id.write_text(f"{uuid.uuid4()}\n")
-        with box(power(boot_id)) as made:
-            machine = Machine(made.there, made.proxy, boot_id=boot_id, boots=[made.server])
+        with box(power(boot_id)) as whole:
+            machine = Machine(whole.there, whole.proxy, boot_id=boot_id, boots=[whole.server])
             with machine.running:
                 yield machine
 

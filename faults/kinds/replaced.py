@@ -39,7 +39,7 @@ class Built:
         (work,) = self.there.root.glob("work/*/cmake/bin")
         return work
 
-    def found(self) -> dict[str, str]:
+    def current(self) -> dict[str, str]:
         """Return the sha256 of what lies in its bin now."""
         return {path.name: sha256(path) for path in (self.folder / "bin").iterdir()}
 
@@ -50,7 +50,7 @@ def _built() -> Iterator[Built]:
         (folder,) = there.root.glob("builds/*")
         spies = there.there.here.folder / "spies"
         spies.mkdir()
-        yield Built(there, folder, Built(there, folder, {}, Canary(spies)).found(), canary(spies))
+        yield Built(there, folder, Built(there, folder, {}, Canary(spies)).current(), canary(spies))
 
 
 def _trial(place: Built, random: Random) -> str:
@@ -69,9 +69,9 @@ def _trial(place: Built, random: Random) -> str:
     with place.there.store() as store:
         (arm,) = store.rows("SELECT binaries, libraries FROM arms WHERE job_id = ?", (job["job_id"],))
     recorded = {**json.loads(arm["binaries"]), **json.loads(arm["libraries"])}
-    found = place.found()
-    if recorded != found or found.items() - place.digests.items():
-        raise Broken(f"after {word} {victim} there is {found}, recorded is {recorded}, and built was {place.digests}")
+    current = place.current()
+    if recorded != current or current.items() - place.digests.items():
+        raise Broken(f"after {word} {victim} there is {current}, recorded is {recorded}, and built was {place.digests}")
     place.there.check(name, jobs=1, cells=CELLS)
     return word
 

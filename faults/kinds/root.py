@@ -82,8 +82,8 @@ def _close(error: DgxlabError, hostile: dict[Path, str]) -> None:
 
 
 def _is_closed(folder: Path) -> bool:
-    found = folder.stat()
-    return found.st_uid == os.getuid() and not found.st_mode & 0o022
+    status = folder.stat()
+    return status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 ROOT = Fault("root", "root open to others", 200, "nothing runs, the printed command mends it", _place, _trial)

@@ -61,12 +61,12 @@ class Way:
 @contextmanager
 def way() -> Iterator[Way]:
     """Give a place with a host, a jump host and an impostor."""
-    with box() as made:
-        folder = made.there.here.folder
+    with box() as whole:
+        folder = whole.there.here.folder
         authorized = folder / "home" / ".ssh" / "authorized_keys"
         keys = {keytype: make_key(folder / f"old_{keytype}", keytype) for keytype in ("ed25519", "ecdsa", "rsa")}
         with sshd(folder / "jump", authorized) as jump, sshd(folder / "impostor", authorized) as impostor:
-            yield Way(made, jump, impostor, {name: " ".join(key.split()[:2]) for name, key in keys.items()})
+            yield Way(whole, jump, impostor, {name: " ".join(key.split()[:2]) for name, key in keys.items()})
 
 
 def trial(place: Way, random: Random) -> str:

@@ -52,7 +52,7 @@ class Versions(Box):
 
 @contextmanager
 def _versions() -> Iterator[Versions]:
-    with tempfile.TemporaryDirectory(prefix="dgxlab-versions-") as name, box() as made:
+    with tempfile.TemporaryDirectory(prefix="dgxlab-versions-") as name, box() as whole:
         for version, (file, old, new) in EDITS.items():
             package = Path(name, version, "dgxlab")
             shutil.copytree(Path(dgxlab.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -60,7 +60,7 @@ def _versions() -> Iterator[Versions]:
             if text.count(old) != 1:
                 raise RuntimeError(f"{file} has {old!r} {text.count(old)} times")
             (package / file).write_text(text.replace(old, new))
-        yield Versions(made.there, made.proxy, others=Path(name))
+        yield Versions(whole.there, whole.proxy, others=Path(name))
 
 
 def _trial(place: Versions, random: Random) -> str:

@@ -107,8 +107,8 @@ def derive(root: Root, launch: Launcher, source: bytes = F16, **changes: object)
     file.write_bytes(source)
     how = DerivedModel(FileModel(str(file)), **{"quant": "F16", **changes})  # type: ignore[arg-type]
     step = replace(STEP, recipe=how, make=(), of="m")
-    found, files = models.find(root, ModelStep("model:f", "arm", "f", str(file))), models.files(root, step)
-    return models.make(root, step, model_id(how, files), launch, source=found, files=files)
+    origin, files = models.find(root, ModelStep("model:f", "arm", "f", str(file))), models.files(root, step)
+    return models.make(root, step, model_id(how, files), launch, source=origin, files=files)
 
 
 def test_a_derived_model_is_made_from_the_finished_one_and_known_by_its_content(root: Root, launch: Launcher) -> None:

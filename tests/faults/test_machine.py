@@ -31,8 +31,8 @@ BRIEF = settings(
 @pytest.fixture(scope="module")
 def place() -> Iterator[Desk]:
     """One desk for all histories."""
-    with desk() as made:
-        yield made
+    with desk() as whole:
+        yield whole
 
 
 @pytest.fixture

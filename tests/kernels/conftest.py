@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 
-from tests.kernels.emulate import KERNELS
+from tests.kernels.emulate import EMULATOR, KERNELS, compile_emulated, copy_kernels, plant
 
 Q4 = {"q4_0": (GGMLQuantizationType.Q4_0, 32, 18, 1), "q4_K": (GGMLQuantizationType.Q4_K, 256, 144, 2)}
 """By ggml's name: the type in gguf, weights and bytes of a block, f16 scales at its beginning."""
@@ -52,6 +52,17 @@ def run(program: Path, *args: str, reverse: bool = False) -> subprocess.Complete
     return subprocess.run([program, *args], capture_output=True, text=True, env=env, check=False)
 
 
+both_orders = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+
+
+def assert_right(program: Path, cases: int, *, reverse: bool) -> None:
+    """Run a proof's edge cases: so many, and none fails."""
+    ran = run(program, "edges", reverse=reverse)
+    assert ran.returncode == 0, ran.stderr
+    assert "FAIL" not in ran.stderr
+    assert ran.stderr.count("ok  ") == cases
+
+
 def compile_host(kernels: Path, out: Path) -> Path:
     """Compile host.cpp against a folder of kernels; warnings are errors."""
     source = Path(__file__).with_name("host.cpp")
@@ -64,3 +75,19 @@ def compile_host(kernels: Path, out: Path) -> Path:
 def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the program made of the kernels as they are."""
     return compile_host(KERNELS, tmp_path_factory.mktemp("host") / "host")
+
+
+@pytest.fixture(scope="module")
+def emulated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the proof of the kernel that the test module names, compiled for the CPU."""
+    name = request.module.NAME
+    return compile_emulated(KERNELS, EMULATOR / f"{name}.cpp", tmp_path_factory.mktemp("emulated") / name)
+
+
+@pytest.fixture(scope="module")
+def defective(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the proof with each of the module's defects, which a run has only if EMULATOR_DEFECT is its number."""
+    name, folder = request.module.NAME, tmp_path_factory.mktemp("defective")
+    kernels = copy_kernels(folder)
+    plant(kernels / name / f"{name}.cuh", dict(enumerate(request.module.DEFECTS.values())))
+    return compile_emulated(kernels, EMULATOR / f"{name}.cpp", folder / "program", "-O1")
