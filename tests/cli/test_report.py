@@ -60,7 +60,7 @@ def test_one_form(measured: Project) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "error"),
     [
         ("toy toy2", "several names are side by side in a form"),
         ("toy --model m", "--model narrows a form"),
@@ -147,7 +147,7 @@ def test_a_block_of_what_does_not_exist(measured: Project, plan: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "error"),
     [
         (BLOCK.format("opps experiment=toy"), "other.md:1: form 'opps'; there is 'ops'"),
         ("a\n<!-- dgxlab:report form=ops experiment=toy -->\n", "other.md:2: the block has no end"),

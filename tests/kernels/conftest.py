@@ -48,8 +48,17 @@ def reference(host: Path, kind: str, blocks: np.ndarray) -> np.ndarray:
 
 def run(program: Path, *args: str, reverse: bool = False) -> subprocess.CompletedProcess[str]:
     """Run an emulated proof; in reverse the last threads run first."""
-    env = {**os.environ, "EMULATOR_REVERSED": "1"} if reverse else dict(os.environ)
+    env = {**os.environ, **({"EMULATOR_REVERSED": "1"} if reverse else {})}
     return subprocess.run([program, *args], capture_output=True, text=True, env=env, check=False)
+
+
+def fails(program: Path, *args: str, defect: int, reverse: bool = False) -> bool:
+    """Whether a proof with this defect fails or crashes; it is ended at the first failure."""
+    env = {**os.environ, "EMULATOR_DEFECT": str(defect), **({"EMULATOR_REVERSED": "1"} if reverse else {})}
+    with subprocess.Popen([program, *args], stderr=subprocess.PIPE, text=True, env=env) as child:
+        if failed := any("FAIL" in line for line in child.stderr or ()):
+            child.kill()
+    return failed or child.returncode != 0
 
 
 both_orders = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])

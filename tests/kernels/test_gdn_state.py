@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.kernels.conftest import assert_right, both_orders, run
+from tests.kernels.conftest import assert_right, both_orders, fails
 
 NAME = "gdn_state"
 
@@ -51,6 +51,5 @@ def test_the_kernel_is_right_on_the_emulator(emulated: Path, reverse: bool) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(DEFECTS)), ids=list(DEFECTS))
-def test_a_defect_of_the_kernel_is_found(defective: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    monkeypatch.setenv("EMULATOR_DEFECT", str(number))
-    assert run(defective, "edges").returncode != 0
+def test_a_defect_of_the_kernel_is_found(defective: Path, number: int) -> None:
+    assert fails(defective, "edges", defect=number)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gguf import quants
 
-from tests.kernels.conftest import Q4, assert_right, blocks_of, both_orders, ggml, run
+from tests.kernels.conftest import Q4, assert_right, blocks_of, both_orders, fails, ggml, run
 
 NAME = "q4_dequant"
 
@@ -101,7 +101,6 @@ def test_without_a_defect_it_is_right(defective: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(DEFECTS)), ids=list(DEFECTS))
-def test_a_defect_of_the_kernel_is_found(defective: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_a_defect_of_the_kernel_is_found(defective: Path, number: int) -> None:
     """Each fails or crashes the small tests in one of two orders of the threads."""
-    monkeypatch.setenv("EMULATOR_DEFECT", str(number))
-    assert any(run(defective, "edges", reverse=reverse).returncode != 0 for reverse in (False, True))
+    assert any(fails(defective, "edges", defect=number, reverse=reverse) for reverse in (False, True))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gguf import quants
 
-from tests.kernels.conftest import Q4, assert_right, blocks_of, both_orders, ggml, reference, run
+from tests.kernels.conftest import Q4, assert_right, blocks_of, both_orders, fails, ggml, reference, run
 from tests.kernels.emulate import EMULATOR, KERNELS, compile_emulated, copy_kernels, plant
 from tests.kernels.packed import unpacked
 
@@ -170,8 +170,8 @@ def test_the_tables_are_right_on_the_emulator(emulated: Path) -> None:
             columns = [int(n) for name, each, n in cases if (name, each) == (rung, kind)]
             assert columns[:6] == [15, 16, 17, 31, 32, 33]
             assert columns == [n + beside for n in switches_of(table) for beside in (-1, 0, 1)]
-    assert ran.stderr.count("cannot be is refused") == 2
-    assert ran.stderr.count("be packed is refused") == 2
+    assert re.findall(r"(\w+ \w+) is refused", ran.stderr).count("cannot be") == 2
+    assert re.findall(r"(\w+ \w+) is refused", ran.stderr).count("be packed") == 2
 
 
 def switches_of(table: str) -> list[int]:
@@ -273,15 +273,12 @@ def test_without_a_defect_it_is_right(defective: Path, rung: str) -> None:
     ("number", "rung"),
     [pytest.param(i, rung, id=f"{rung}: {what}") for i, (_, rungs, what, _) in enumerate(DEFECTS) for rung in rungs],
 )
-def test_a_defect_of_the_kernel_is_found(
-    defective: Path, monkeypatch: pytest.MonkeyPatch, number: int, rung: str
-) -> None:
+def test_a_defect_of_the_kernel_is_found(defective: Path, number: int, rung: str) -> None:
     """Each fails a product of either type, or crashes, of some inputs and order of the threads."""
-    monkeypatch.setenv("EMULATOR_DEFECT", str(number))
     k = ROUND if rung in ROUNDED else 1280
     size = ("17", "130", "512") if DEFECTS[number][3] == PAIRS else ("129", "17", str(k))
     assert any(
-        run(defective, "shape", kind, *size, rung, *wild, reverse=reverse).returncode != 0
+        fails(defective, "shape", kind, *size, rung, *wild, defect=number, reverse=reverse)
         for wild in ((), ("wild",))
         for kind in Q4
         for reverse in (False, True)

@@ -115,7 +115,7 @@ def test_a_sampler_that_fails_costs_its_samples_alone(
     flagged = flags(toy_lab)
     assert flagged.keys() == {(uuids[0], "hw_thermal"), (uuids[0], "no_telemetry")}
     hard, reason = flagged[uuids[0], "no_telemetry"]
-    assert (hard, reason.startswith("no samples from nvidia-smi")) == (False, True)
+    assert (hard, reason.startswith("no samples")) == (False, True)
     assert (uuids[0], "clocks.sm") not in telemetry(toy_lab)
     wait_gone(int((folder / "sampler").read_text()))
 

@@ -61,7 +61,7 @@ QUANTISED = dict.fromkeys(PLAIN, "Q4_K")
 
 
 @pytest.mark.parametrize(
-    ("how", "source", "made", "problem"),
+    ("how", "source", "result", "problem"),
     [
         (DerivedModel(FILE, "Q4_K_M", pure=True), PLAIN, QUANTISED, ""),
         (DerivedModel(FILE, "Q4_K_M"), PLAIN, {**QUANTISED, "token_embd__weight": "Q6_K"}, ""),
@@ -104,7 +104,7 @@ def test_a_fallback_for_rows_that_are_no_whole_blocks_is_refused() -> None:
     source, result = (
         Header({}, (TensorInfo("blk.0.ffn_up.weight", (96, 4), kind, 0, 1),), 0) for kind in ("F16", "Q5_0")
     )
-    with pytest.raises(RemoteError, match=r"ffn_up\.weight is Q5_0, as its rows are no multiple of 256"):
+    with pytest.raises(RemoteError, match=r"ffn_up\.weight is Q5_0, .* no multiple of 256"):
         quantise.check_types(DerivedModel(FILE, "Q4_K_M"), source, result)
 
 

@@ -155,7 +155,7 @@ def test_not_a_checkout(project: Project, tmp_path: Path) -> None:
 def test_based_on_something_else(project: Project) -> None:
     other = project.new_pin({"README.md": "2\n"})
     write(project.clone, {"ggml/a": "1\n"})
-    with pytest.raises(SpecError, match=f"not based on pin {other[:12]}") as caught:
+    with pytest.raises(SpecError, match=f"based on pin {other[:12]}") as caught:
         series.apply_tree(project.cache, other, project.clone)
     assert "set llama_cpp.pin" in caught.value.next
     with pytest.raises(SpecError, match="in the cache"):
@@ -165,7 +165,7 @@ def test_based_on_something_else(project: Project) -> None:
 def test_what_no_tree_can_carry(project: Project, tmp_path: Path) -> None:
     """A nested repository, a submodule and a link out of the tree are named instead of left out."""
     upstream(project.clone / "vendored")
-    with pytest.raises(SpecError, match="vendored is a repository"):
+    with pytest.raises(SpecError, match="vendored is a"):
         apply_tree(project)
     git(project.clone, "add", "vendored")
     with pytest.raises(SpecError, match="a submodule"):

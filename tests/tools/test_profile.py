@@ -127,7 +127,7 @@ def test_repetitions_that_differ_are_refused() -> None:
 
 
 def test_time_0_is_refused() -> None:
-    assert "time of broken is 0" in problem(output(128, 4, [1, 32], {"broken(float*)": [0], **KERNELS}))
+    assert "of broken is 0" in problem(output(128, 4, [1, 32], {"broken(float*)": [0], **KERNELS}))
     assert "kernel time is 0" in problem(output(128, 4, [1, 32], {}))
 
 
