@@ -49,6 +49,14 @@ echo "Build cuda_{version}.r{version}/compiler.36424714_0"
 """
 
 
+def script(path: Path, text: str) -> Path:
+    """Make a program of this text, and its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
 def programs(folder: Path, *names: str) -> Path:
     """Make a folder with links to this machine's own programs of these names, and those that any Linux has."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -64,7 +72,7 @@ def h200(folder: Path, processes: str = "") -> None:
     """Add an nvidia-smi that says what one said on an H200, and lists these processes."""
     says = f'echo "{processes}"' if processes else ":"
     versions = GOLDEN / "h200" / "nvidia-smi-version.txt"
-    _script(folder / "nvidia-smi", SMI.format(versions=versions, row=GPU_ROW, processes=says))
+    script(folder / "nvidia-smi", SMI.format(versions=versions, row=GPU_ROW, processes=says))
 
 
 def sampled(folder: Path, gpus: Mapping[str, str], row: str, *, watched: Sequence[str] = (), loop: str = LOOP) -> None:
@@ -81,24 +89,23 @@ def sampled(folder: Path, gpus: Mapping[str, str], row: str, *, watched: Sequenc
     (folder / "gpus").write_text("".join(rows))
     (folder / "state").write_text("".join(f"{uuid}, {row}\n" for uuid in gpus))
     fields = {"folder": folder, "help": GOLDEN / "h200" / "help-query-gpu.txt", "uuids": ",".join(watched or gpus)}
-    _script(folder / "nvidia-smi", SAMPLED.format(**fields, loop=loop.replace("{capture}", str(capture))))
+    script(folder / "nvidia-smi", SAMPLED.format(**fields, loop=loop.replace("{capture}", str(capture))))
 
 
 def broken_driver(folder: Path) -> None:
     """Add an nvidia-smi without a driver."""
     words = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
-    _script(folder / "nvidia-smi", f'#!/bin/sh\necho "{words}"\nexit 9\n')
+    script(folder / "nvidia-smi", f'#!/bin/sh\necho "{words}"\nexit 9\n')
 
 
 def nvcc(folder: Path, version: str) -> None:
     """Add an nvcc of this version."""
-    folder.mkdir(parents=True, exist_ok=True)
-    _script(folder / "nvcc", NVCC.format(version=version))
+    script(folder / "nvcc", NVCC.format(version=version))
 
 
 def ccache(folder: Path) -> None:
     """Add a ccache, which no test machine needs."""
-    _script(folder / "ccache", "#!/bin/sh\necho ccache version 4.8\n")
+    script(folder / "ccache", "#!/bin/sh\necho ccache version 4.8\n")
 
 
 def age(path: Path, days: float) -> None:
@@ -106,11 +113,6 @@ def age(path: Path, days: float) -> None:
     then = time.time() - days * 86400
     for each in (*path.rglob("*"), path):
         os.utime(each, (then, then), follow_symlinks=False)
-
-
-def _script(path: Path, text: str) -> None:
-    path.write_text(text)
-    path.chmod(0o755)
 
 
 BUSY = ("sh", "-c", "while :; do :; done")

@@ -17,6 +17,7 @@ from dgxlab.errors import HostBusy, RemoteError
 from dgxlab.model import ARM, Arm, ChainStep, CheckCommand, GateStep, ParityGate, Plan, RunStep
 from dgxlab.model.reasons import Code, reason
 from tests.journals import source
+from tests.machines import script
 
 H200 = [{"index": str(i), "uuid": f"GPU-{i}{i}-{9 - i}", "name": "NVIDIA H200"} for i in range(3)]
 MIXED = [{**gpu, "name": f"NVIDIA {gpu['index']}"} for gpu in H200]
@@ -85,9 +86,7 @@ def told() -> list[tuple[str, str]]:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text("#!/bin/sh\n")
-    smi.chmod(0o755)
+    script(tmp_path / "nvidia-smi", "#!/bin/sh\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("DGXLAB_LOCKS", str(tmp_path))
     return tmp_path

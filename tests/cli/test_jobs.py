@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cli.conftest import Project
+from tests.machines import script
 
 SLOW = "extends: toy.yaml\nbench: [{llama-bench: {model: m, n_prompt: [16, 32], env: {TOY: slow}}}]\n"
 
@@ -126,11 +127,8 @@ def test_killed_agent_is_lost_and_reported(project: Project) -> None:
 
 
 def test_ctrl_c_before_a_job_is_said_too(project: Project, tmp_path: Path) -> None:
-    git = tmp_path / "bin" / "git"
-    git.parent.mkdir()
     slow = f'case "$*" in *fetch*) touch {tmp_path}/here; sleep 60;; esac'
-    git.write_text(f'#!/bin/sh\n{slow}\nexec {shutil.which("git")} "$@"\n')
-    git.chmod(0o755)
+    git = script(tmp_path / "bin" / "git", f'#!/bin/sh\n{slow}\nexec {shutil.which("git")} "$@"\n')
     env = {**os.environ, "HOME": str(tmp_path), "PATH": f"{git.parent}:{os.environ['PATH']}"}
     child = project.spawn("run", "experiments/toy.yaml", env=env)
     while not (tmp_path / "here").exists():

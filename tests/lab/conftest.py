@@ -33,6 +33,12 @@ def quiet(event: Any) -> None:
     """Watch nothing."""
 
 
+def leave_at_a_run(event: Any) -> None:
+    """Press Ctrl-C when the first run is told."""
+    if event.event == "run":
+        raise KeyboardInterrupt
+
+
 def kinds(events: list[Event], kind: str) -> list[Event]:
     return [event for event in events if event["event"] == kind]
 
@@ -128,13 +134,6 @@ class ToyLab:
                ORDER BY run_id DESC, ordinal DESC"""
         )
         return {str(row["label"]): float(row["value"]) for row in rows}
-
-
-@pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
-    """The toy's repository, a host folder whose builds all tests share, and the toy's pin."""
-    folder = tmp_path_factory.mktemp("toy")
-    return folder / "repository", folder / "root", toy.make_repository(folder / "repository")
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from dgxlab.store import Locked, Store, connect
 from dgxlab.transport.base import HostLost
 from dgxlab.transport.host import Host, JobStatus
 from dgxlab.transport.local import LocalTransport
-from tests.lab.conftest import ToyLab, kinds, notes, quiet
+from tests.lab.conftest import ToyLab, kinds, leave_at_a_run, notes, quiet
 from tests.lab.test_chain import arm
 
 
@@ -87,12 +87,8 @@ def test_a_job_taken_for_lost_is_found_again(toy_lab: ToyLab) -> None:
     job = toy_lab.submit(toy_lab.slow())
     toy_lab.lab.store.set_state(job.job_id, "lost")
 
-    def impatient(event: Any) -> None:
-        if event.event == "run":
-            raise KeyboardInterrupt
-
     with pytest.raises(Interrupted):
-        run(toy_lab.lab, Request("run", toy_lab.slow()), impatient)
+        run(toy_lab.lab, Request("run", toy_lab.slow()), leave_at_a_run)
     assert toy_lab.lab.store.job(job.job_id).state == "running"
     outcome, _ = toy_lab.run(toy_lab.slow())
     assert (outcome.error, outcome.job_id, outcome.reused) == (None, job.job_id, 4)

@@ -37,9 +37,6 @@ def test_quickstart_is_gated_and_measured(quickstart: Quickstart) -> None:
     measured = {result["cell"] for run in runs if run["status"] == "valid" for result in run["results"]}
     assert len(measured) == quickstart.outcome.planned == 12
     assert audit.check(quickstart.bench.lab.store) == []
-
-
-def test_quickstart_again_measures_nothing(quickstart: Quickstart) -> None:
     outcome, events = quickstart.bench.run(quickstart.experiment)
     assert (outcome.job_id, outcome.reused) == ("", 12)
     assert [event for event in events if event["event"] != "note"] == []

@@ -59,10 +59,6 @@ def test_kernels_are_measured(traced: ToyLab) -> None:
     assert values["decode", "all", "launches"] == (3.0, 1)
     assert values["prompt", "all", "busy_us"] == values["prompt", "all", "wall_us"] == (4.5, 3)
     assert audit.check(traced.lab.store) == []
-
-
-def test_what_is_measured_is_not_measured_again(traced: ToyLab) -> None:
-    traced.run_well(profile(traced))
     again, _ = traced.run(profile(traced))
     assert again.job_id == ""
 

@@ -11,6 +11,7 @@ import pytest
 from dgxlab import series
 from dgxlab.errors import SpecError
 from dgxlab.model import Source
+from tests.machines import script
 from tests.repos import commit, git, upstream, write
 from tests.series.conftest import Project, twice
 
@@ -74,9 +75,7 @@ def test_nothing_is_touched(project: Project) -> None:
 @pytest.mark.parametrize("pin", ["in the checkout", "promised by a remote"])
 def test_nothing_that_it_names_is_run(pin: str, project: Project, tmp_path: Path) -> None:
     """Its configuration, hooks and attributes may name programs for every step; none of them is started."""
-    program = tmp_path / "program"
-    program.write_text(f"#!/bin/sh\necho $0 $@ >>{tmp_path}/ran\nexit 1\n")
-    program.chmod(0o755)
+    program = script(tmp_path / "program", f"#!/bin/sh\necho $0 $@ >>{tmp_path}/ran\nexit 1\n")
     write(project.clone, {".gitattributes": "* filter=evil diff=evil merge=evil\n", "ggml/new.c": "n\n"})
     core = ("fsmonitor", "sshCommand", "pager", "editor", "alternateRefsCommand")
     keys = (*(f"core.{name}" for name in core), "gpg.program")

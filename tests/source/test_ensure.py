@@ -21,6 +21,7 @@ import pytest
 
 from dgxlab.errors import SpecError
 from dgxlab.source.cache import LOCK, PinCache, default_path, shown
+from tests.machines import script
 from tests.repos import LLAMA, commit, git, quiet, upstream
 
 CHILD = """
@@ -299,9 +300,7 @@ def test_user_configuration_counts_for_fetching_only(
     """Rewritten URLs work; hooks and housekeeping of the user's do not reach the cache."""
     hooks = clone.parent / "hooks"
     trace = clone.parent / "was-here"
-    hooks.mkdir()
-    (hooks / "reference-transaction").write_text(f"#!/bin/sh\ntouch {trace}\n")
-    (hooks / "reference-transaction").chmod(0o755)
+    script(hooks / "reference-transaction", f"#!/bin/sh\ntouch {trace}\n")
     (Path.home() / ".gitconfig").write_text(
         f'[url "{clone.as_uri()}"]\n insteadOf = https://llama.invalid/llama.cpp\n[core]\n hooksPath = {hooks}\n'
         "[fetch]\n prune = true\n[protocol]\n version = 0\n[transfer]\n fsckObjects = true\n"
