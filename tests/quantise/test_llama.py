@@ -1,7 +1,5 @@
 """Models that the real llama-quantize makes from a file: their types, and their distance from the source."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 from collections.abc import Callable, Sequence
@@ -210,5 +208,5 @@ def test_a_job_makes_measures_and_records_them(make_bench: Callable[[], Bench], 
     _, events = bench.run(small)  # known by the content of the file
     assert "run" not in {event["event"] for event in events}
     assert audit.check(bench.lab.store) == []
-    rows = bench.lab.store.rows("SELECT architecture, parameters FROM models WHERE model_id LIKE 'derived-%'")
-    assert rows == [{"architecture": "llama", "parameters": by_name["base"]["contents"]["parameters"]}] * 3
+    rows = bench.lab.store.rows("SELECT architecture, type, parameters FROM models WHERE model_id LIKE 'derived-%'")
+    assert rows == [{"architecture": "llama", "type": "Q4_0", "parameters": by_name["base"]["contents"]["parameters"]}]
