@@ -1,7 +1,5 @@
 """What every test needs: a sealed environment, and one real build of llama.cpp shared by those that need it."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Callable, Iterator

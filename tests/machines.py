@@ -1,7 +1,5 @@
 """Machines other than this one: what is not linked on PATH is not installed, a GPU is a capture, files can be old."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Living documents: blocks are found and replaced, and no other byte changes."""
 
-from __future__ import annotations
-
 import stat
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Headers of GGUF files against the gguf package, and files that are cut or lie."""
 
-from __future__ import annotations
-
 import struct
 from dataclasses import replace
 from pathlib import Path

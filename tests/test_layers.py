@@ -1,7 +1,5 @@
 """The architecture is a test: who may import whom, who alone may import what, and what may not be called."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

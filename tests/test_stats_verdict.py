@@ -1,7 +1,5 @@
 """Verdicts: a chain worked by hand, Holm, what must be invalid, promotion and screens."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import replace

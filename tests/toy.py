@@ -10,8 +10,6 @@ with tabs between the words, what it really was and printed; with it no two laun
     end LAUNCH SECONDS                        missing where a signal ended it
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -5,8 +5,6 @@ The logs are those of cmake 3.25, ninja, gcc 12, GNU ld and nvcc 13.0.
 
 # ruff: noqa: RUF001 -- gcc quotes like this
 
-from __future__ import annotations
-
 import json
 import os
 import re

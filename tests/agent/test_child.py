@@ -1,7 +1,5 @@
 """Running one program on the host."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

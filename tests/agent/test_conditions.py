@@ -1,7 +1,5 @@
 """What samples and two states say of a run: numbers, and flags."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Facts of a host and what nvidia-smi tells, read from real captures where this machine has no GPU."""
 
-from __future__ import annotations
-
 import os
 import platform
 import pwd

@@ -1,7 +1,5 @@
 """The things under a root, and what a removal takes away and leaves alone."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """A job's folder: staging, starting once, liveness by lock, the final word."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

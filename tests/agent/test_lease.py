@@ -1,7 +1,5 @@
 """Which devices a plan measures on."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

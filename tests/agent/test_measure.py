@@ -1,7 +1,5 @@
 """A gate and a run of programs that go too far."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace

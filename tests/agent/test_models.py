@@ -1,7 +1,5 @@
 """Synthetic models on the host: made there or sent, once, whatever other jobs do."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

@@ -1,7 +1,5 @@
 """`dgxlab ab`, `noise`, `plan --effect`: verdicts at the end, and not a number of a chain before it."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

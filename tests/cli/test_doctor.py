@@ -1,7 +1,5 @@
 """`dgxlab doctor`: a line for everything, what mends it below, and an exit code for scripts."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

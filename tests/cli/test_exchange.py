@@ -1,7 +1,5 @@
 """`dgxlab import` and `dgxlab export`, and reports of what came from elsewhere."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`dgxlab host list`, `check` and `clean` on this machine."""
 
-from __future__ import annotations
-
 import getpass
 import io
 import json

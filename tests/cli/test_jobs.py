@@ -1,7 +1,5 @@
 """Ctrl-C, `dgxlab jobs`, `attach`, `cancel`: a job outlives its client."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

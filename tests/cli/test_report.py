@@ -1,7 +1,5 @@
 """`dgxlab report`: everything at a glance, one form, documents that are kept true, and a terminal."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """dgxlab verdict: chains of numbers in, one verdict a line out."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

@@ -1,7 +1,5 @@
 """The machine of `make faults`, for a minute; and that it finds what is broken on purpose."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Iterator

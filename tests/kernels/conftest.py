@@ -1,7 +1,5 @@
 """The harnesses' parts that plain g++ compiles, and blocks to run them on."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess

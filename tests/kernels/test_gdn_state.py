@@ -1,7 +1,5 @@
 """The gated delta net's step: the kernel's own source on an emulated GPU, and the reference that it is held against."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """NVFP4 to bf16: the reference that the kernel is held against."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Q4_0 and Q4_K to f16: the kernel's own source on an emulated GPU, and its reference."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """W4A16: the kernels' own source on an emulated GPU, and their reference."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

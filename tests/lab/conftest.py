@@ -1,7 +1,5 @@
 """A lab on this machine around the toy: real git, cmake, ninja, agent and database."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

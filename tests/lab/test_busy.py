@@ -1,7 +1,5 @@
 """Jobs on a machine that others use too: real locks, real processes, and an nvidia-smi that prints what a file says."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -1,7 +1,5 @@
 """Cleaning a host: nothing that runs goes, and nothing measured that is not safe in the record."""
 
-from __future__ import annotations
-
 import fcntl
 import shutil
 import time

@@ -1,7 +1,5 @@
 """Jobs outlive their client, and are ingested exactly once."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import time

@@ -1,7 +1,5 @@
 """A profile through the agent: the tracer's files travel, the trace becomes kernels in the record, which is sound."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

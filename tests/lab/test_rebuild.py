@@ -1,7 +1,5 @@
 """A record made again from the jobs' folders on a host, or from their raw files here, equals the one that was lost."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

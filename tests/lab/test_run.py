@@ -1,7 +1,5 @@
 """`run` end to end on this machine, with programs that do as they are told."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

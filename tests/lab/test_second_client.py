@@ -1,7 +1,5 @@
 """Two laptops and one host: what one started the other lists, follows, records and ends."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

@@ -1,7 +1,5 @@
 """Whole jobs that are watched: real samplers, and an nvidia-smi whose GPUs are a capture."""
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Events of a journal: codes where older agents told sentences, and the same words for both."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Plans over time: what an older dgxlab recorded is still read."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Commands for llama-quantize, the types that it must make, and how near its weights are."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

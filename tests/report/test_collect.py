@@ -1,7 +1,5 @@
 """What a report finds: the newest valid run of each cell of one build on one host, and all that is not there."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Every form against a golden file, and what each of them may be asked."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

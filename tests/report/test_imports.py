@@ -1,7 +1,5 @@
 """Imported files in tables of their own, from real captures."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Which columns a table has, and how its rows are ordered."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """`check` lists what is wrong with a series on a pin."""
 
-from __future__ import annotations
-
 import pytest
 
 from dgxlab import series

@@ -1,7 +1,5 @@
 """A dirty checkout as a source: what is on the disk counts, and nothing on the disk changes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A pin is taken from whichever source has it, and from no other."""
 
-from __future__ import annotations
-
 import os
 import re
 import select

@@ -1,7 +1,5 @@
 """What comes from the package index: llama.cpp's sdist and wheels of build tools, made here and the real ones."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """`extends` and `--set key=value`: what merges, appends and replaces, and whose line an error names."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The strict loader: what YAML may hold, and what is refused by name."""
 
-from __future__ import annotations
-
 import os
 import time
 from itertools import pairwise

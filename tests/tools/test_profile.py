@@ -1,7 +1,5 @@
 """Traces: what becomes of one, and every trace that is refused. The captured one is of a small CUDA program."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The agent's verbs as methods, on this machine."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

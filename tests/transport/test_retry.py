@@ -1,7 +1,5 @@
 """A lost host is tried again, with growing pauses and an end; a journal is read on from where it was cut."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import threading

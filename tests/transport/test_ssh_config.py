@@ -1,7 +1,5 @@
 """The way to a host is ssh's own: whatever its configuration says, read by ssh itself."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

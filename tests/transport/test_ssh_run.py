@@ -1,7 +1,5 @@
 """The program over a real sshd: one line in hosts.yaml is all that changes, and what is wrong there is told."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
