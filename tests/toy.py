@@ -2,7 +2,7 @@
 
 Real git, cmake, ninja and a compiler; only the programs are small. The faults of a benchmark (hang, crash, garbage)
 cannot be asked of the real ones. TOY in an entry's env chooses the behaviour, TOY_COUNT is a file to count calls in,
-TOY_MS makes every launch take so much longer. TOY_LEDGER is a file in which each launch writes down, a line each and
+TOY_MS makes every launch take so much longer, and TOY_HOLD is a file whose removal each launch waits for. TOY_LEDGER is a file in which each launch writes down, a line each and
 with tabs between the words, what it really was and printed; with it no two launches print the same values:
 
     begin LAUNCH SECONDS PID STDOUT ARGV      SECONDS of the monotonic clock, STDOUT the file that it goes to
@@ -81,6 +81,8 @@ void begin(int argc, char ** argv) {
         atexit(end);
     }
     if (ms) { usleep(1000 * atoi(ms)); }
+    const char * hold = getenv("TOY_HOLD");
+    for (int i = 0; hold && !access(hold, F_OK) && i < 6000; i++) { usleep(20000); }
 }
 void say(const char * format, ...) {  /* printf, and every whole line into the ledger */
     static char line[1 << 14];

@@ -25,7 +25,7 @@ SPECS = {
     "noisy": "extends: stream.yaml\nenv: {TOY: noisy}\n",
 }
 SLOW = """extends: toy.yaml
-bench: [{llama-bench: {model: m, n_prompt: [16, 32], env: {TOY: slow}}}]
+bench: [{llama-bench: {model: m, n_prompt: [16, 32], env: {TOY_MS: "2000"}}}]
 session: {cycles: 6}
 """
 VALUES = re.compile(r"\b(16[01]\d|1[56]\d\d|32\d\d|31\d\d|799|800|400)(\.\d+)?\b(?! m?s\b)|t/s")

@@ -60,9 +60,19 @@ class ToyLab:
     def experiment(self, **changes: object) -> Experiment:
         return toy.experiment(self.repository, self.pin, self.folder, **changes)
 
+    @property
+    def hold(self) -> Path:
+        return self.folder / "hold"
+
     def slow(self) -> Experiment:
-        """Return an experiment with a quick entry and one that takes 3 s a size."""
-        return self.experiment(bench=(toy.backend_ops(), toy.llama_bench(n_gen=(0,), env={"TOY": "slow"})))
+        """Return an experiment with a quick entry and one that goes on until it is released."""
+        self.hold.touch()
+        entry = toy.llama_bench(n_gen=(0,), env={"TOY_HOLD": str(self.hold)})
+        return self.experiment(bench=(toy.backend_ops(), entry))
+
+    def release(self, *_: object) -> None:
+        """Let what is slow end; as a `react`, when the first event is seen."""
+        self.hold.unlink(missing_ok=True)
 
     def side(self, experiment: Experiment) -> Side:
         return Side(experiment, resolve(self.lab.cache, experiment, None, quiet))

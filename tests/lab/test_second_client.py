@@ -72,6 +72,7 @@ def test_both_hold_the_same_rows_and_merge_to_one(mine: ToyLab, theirs: ToyLab, 
         attach(theirs, running.job_id, leave_at_a_run)
     partly = theirs.lab.store.job(running.job_id)
     assert partly.journal_seq > 0
+    mine.release()
     assert follow(mine.lab, mine.host, running.job_id, quiet) is None
     assert attach(theirs, running.job_id) is None
     assert rows(mine) == rows(theirs)
@@ -103,7 +104,7 @@ def test_listed_with_what_it_is_and_how_old(mine: ToyLab, theirs: ToyLab, runnin
 
 
 def test_run_follows_what_another_laptop_started(mine: ToyLab, theirs: ToyLab, running: Plan, slow: Experiment) -> None:
-    outcome, events = theirs.run(slow)
+    outcome, events = theirs.run(slow, react=mine.release)
     assert (outcome.error, outcome.job_id, outcome.planned, outcome.reused) == (None, running.job_id, 4, 4)
     (note,) = notes(events, "elsewhere")
     assert running.job_id in note
@@ -113,7 +114,9 @@ def test_run_follows_what_another_laptop_started(mine: ToyLab, theirs: ToyLab, r
 
 
 def test_run_with_nothing_to_do_waits_for_nobody(mine: ToyLab, theirs: ToyLab, running: Plan, slow: Experiment) -> None:
+    mine.release()
     attach(theirs, running.job_id)
+    mine.hold.touch()
     again = mine.submit(slow)  # its record never heard of the first one's end
     try:
         calls = theirs.host.calls
@@ -174,6 +177,7 @@ def test_a_plan_that_is_not_this_jobs_is_refused(
 
 def test_a_deleted_folder_is_a_lost_job_until_its_end_is_recorded(mine: ToyLab, theirs: ToyLab, running: Plan) -> None:
     adopt(theirs.lab, theirs.host, running.job_id, quiet)
+    mine.release()
     assert follow(mine.lab, mine.host, running.job_id, quiet) is None
     shutil.rmtree(mine.root / "jobs" / running.job_id)
     with pytest.raises(JobLost, match="was deleted before"):
