@@ -2,8 +2,9 @@
 
 Real git, cmake, ninja and a compiler; only the programs are small. The faults of a benchmark (hang, crash, garbage)
 cannot be asked of the real ones. TOY in an entry's env chooses the behaviour, TOY_COUNT is a file to count calls in,
-TOY_MS makes every launch take so much longer, and TOY_HOLD is a file whose removal each launch waits for. TOY_LEDGER is a file in which each launch writes down, a line each and
-with tabs between the words, what it really was and printed; with it no two launches print the same values:
+TOY_MS makes every launch take so much longer, TOY_HOLD is a file for whose removal each launch waits. TOY_LEDGER is a
+file in which each launch writes down, a line each and with tabs between the words, what it really was and printed; with
+it no two launches print the same values:
 
     begin LAUNCH SECONDS PID STDOUT ARGV      SECONDS of the monotonic clock, STDOUT the file that it goes to
     said LAUNCH LINE                          a line of stdout
