@@ -1,7 +1,5 @@
 """What every test needs: a sealed environment, and one real build of llama.cpp shared by those that need it."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -20,6 +18,7 @@ from dgxlab.spec import load
 from dgxlab.store import Store
 from dgxlab.transport.host import Host
 from dgxlab.transport.local import LocalTransport
+from tests import toy
 from tests.journals import told
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -106,6 +105,13 @@ def pin_cache() -> PinCache:
     except DgxlabError as error:
         pytest.skip(f"llama.cpp cannot be had here: {error.message} {error.details}")
     return cache
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
+    """The toy's repository, a host folder whose builds tests share, and the toy's pin."""
+    folder = tmp_path_factory.mktemp("toy")
+    return folder / "repository", folder / "root", toy.make_repository(folder / "repository")
 
 
 @dataclass

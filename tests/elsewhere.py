@@ -11,8 +11,8 @@ def an_import(content: bytes = b"n=1: 2.5 us\n", *, name: str = "log.txt", at: f
     """Return the row of an imported file."""
     sha256 = hashlib.sha256(content).hexdigest()
     of_content = {"import_id": sha256[:16], "sha256": sha256, "size": len(content), "content": zlib.compress(content)}
-    said = {"tool": "harness", "format": "jsonl", "provenance": "{}", "notes": "[]"}
-    return {**of_content, **said, "name": name, "at": at}
+    fields = {"tool": "harness", "format": "jsonl", "provenance": "{}", "notes": "[]"}
+    return {**of_content, **fields, "name": name, "at": at}
 
 
 def from_elsewhere(store: Store, *, name: str = "log.txt", at: float = 5.0) -> None:

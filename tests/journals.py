@@ -197,57 +197,51 @@ class Journal:
             reused=False,
         )
 
+    def _judged(self, event: str, changes: dict[str, Any], reasons: Sequence[str], **fields: Any) -> Journal:
+        """A gate of an arm passed, or failed for these reasons."""
+        name = str(changes.pop("arm", "toy"))
+        status = "failed" if reasons else "passed"
+        about = {"id": f"gate-{name}", "arm": name, "build_id": self.build_id(name), "env": {}, "seconds": 30.0}
+        return self.add(event, {**about, "status": status, "reasons": reasons, **fields, **changes})
+
     def gate(self, passed: int = 1103, *, expect: Expectation | None = None, **changes: Any) -> Journal:
         """A parity gate was judged; of 1103 cases `passed` did."""
-        name = str(changes.pop("arm", "toy"))
         clean = passed == 1103
-        return self.add(
+        return self._judged(
             "gate",
             changes,
-            id=f"gate-{name}",
-            arm=name,
-            build_id=self.build_id(name),
+            [] if clean else [f"{passed} of 1103 cases passed"],
             gate=ParityGate("MUL_MAT", "CPU", expect),
-            env={},
             argv=["test-backend-ops", "test", "-o", "MUL_MAT", "-b", "CPU"],
             rc=0 if clean else 1,
             passed=passed,
             total=1103,
             unsupported=306,
-            status="passed" if clean else "failed",
-            reasons=[] if clean else [f"{passed} of 1103 cases passed"],
             flaky=[],
             failed=[] if clean else ["type_a=q4_0,m=16,n=1,k=256"],
             raw={"stdout": raw("gate.out")},
-            seconds=30.0,
         )
 
-    def check(self, kld: float = 0.001, **changes: Any) -> Journal:
+    def check(self, kld: float = 0.001, *, gate: PerplexityGate = CHECK, **changes: Any) -> Journal:
         """A perplexity gate was judged; against the other environment 0.5 times its KLD of 0.004 is allowed."""
-        name = str(changes.pop("arm", "toy"))
-        gate = changes.pop("gate", CHECK)
         same = {"kld_error": 0.0, "ppl_ratio_error": 0.0}
-        against = {"kld": 0.004, "ppl_ratio": 1.004, "same_top_p": 98.5, **same}
-        arm = {"kld": kld, "ppl_ratio": 1.001, "same_top_p": 99.5, **same}
-        told = {"reference": {"ppl": 10.5, "ppl_error": 0.25}, "arm": arm, "against": against}
-        readings = changes.pop("readings", told)
-        reasons = judge_check(gate, readings)
-        return self.add(
+        readings: dict[str, Any] = {
+            "reference": {"ppl": 10.5, "ppl_error": 0.25},
+            "arm": {"kld": kld, "ppl_ratio": 1.001, "same_top_p": 99.5, **same},
+            "against": {"kld": 0.004, "ppl_ratio": 1.004, "same_top_p": 98.5, **same},
+        }
+        return self._judged(
             "check",
             changes,
+            list(map(str, judge_check(gate, readings))),
             id="gate:1",
-            arm=name,
-            build_id=self.build_id(name),
             kind=gate.name,
             gate=gate,
             inputs={"tiny": model_id(TINY)},
             env={"FAST": "1"},
             commands=[{"role": role, "argv": ["llama-perplexity"], "env": {}, "rc": 0} for role in readings],
             readings=readings,
-            status="failed" if reasons else "passed",
-            reasons=list(map(str, reasons)),
             raw={f"{role} stdout": raw(f"gate-1-{role}.out") for role in readings},
-            seconds=12.5,
         )
 
     def run(self, values: Mapping[int, Sequence[float]] | Sequence[float] = (9.5, 9.75), **changes: Any) -> Journal:

@@ -1,7 +1,5 @@
 """Machines other than this one: what is not linked on PATH is not installed, a GPU is a capture, files can be old."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -49,14 +47,22 @@ echo "Build cuda_{version}.r{version}/compiler.36424714_0"
 """
 
 
+def script(path: Path, text: str) -> Path:
+    """Make a program of this text, and its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
 def programs(folder: Path, *names: str) -> Path:
     """Make a folder with links to this machine's own programs of these names, and those that any Linux has."""
     folder.mkdir(parents=True, exist_ok=True)
     path = f"{os.environ['PATH']}:{Path(sys.executable).parent}"  # cmake and ninja from PyPI are beside the interpreter
     for name in (*BARE, *names):
-        found = shutil.which(name, path=path)
-        assert found, f"{name} is not installed here"
-        (folder / name).symlink_to(found)
+        program = shutil.which(name, path=path)
+        assert program, f"{name} is not installed here"
+        (folder / name).symlink_to(program)
     return folder
 
 
@@ -64,7 +70,7 @@ def h200(folder: Path, processes: str = "") -> None:
     """Add an nvidia-smi that says what one said on an H200, and lists these processes."""
     says = f'echo "{processes}"' if processes else ":"
     versions = GOLDEN / "h200" / "nvidia-smi-version.txt"
-    _script(folder / "nvidia-smi", SMI.format(versions=versions, row=GPU_ROW, processes=says))
+    script(folder / "nvidia-smi", SMI.format(versions=versions, row=GPU_ROW, processes=says))
 
 
 def sampled(folder: Path, gpus: Mapping[str, str], row: str, *, watched: Sequence[str] = (), loop: str = LOOP) -> None:
@@ -77,40 +83,34 @@ def sampled(folder: Path, gpus: Mapping[str, str], row: str, *, watched: Sequenc
     """
     folder.mkdir(exist_ok=True)
     capture = GOLDEN / "h200" / "telemetry-gpu.csv"
-    found = (f"{i}, {uuid}, {name}, 580.159.04, 9.0, 1000\n" for i, (uuid, name) in enumerate(gpus.items()))
-    (folder / "gpus").write_text("".join(found))
+    rows = (f"{i}, {uuid}, {name}, 580.159.04, 9.0, 1000\n" for i, (uuid, name) in enumerate(gpus.items()))
+    (folder / "gpus").write_text("".join(rows))
     (folder / "state").write_text("".join(f"{uuid}, {row}\n" for uuid in gpus))
     fields = {"folder": folder, "help": GOLDEN / "h200" / "help-query-gpu.txt", "uuids": ",".join(watched or gpus)}
-    _script(folder / "nvidia-smi", SAMPLED.format(**fields, loop=loop.replace("{capture}", str(capture))))
+    script(folder / "nvidia-smi", SAMPLED.format(**fields, loop=loop.replace("{capture}", str(capture))))
 
 
 def broken_driver(folder: Path) -> None:
     """Add an nvidia-smi without a driver."""
     words = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
-    _script(folder / "nvidia-smi", f'#!/bin/sh\necho "{words}"\nexit 9\n')
+    script(folder / "nvidia-smi", f'#!/bin/sh\necho "{words}"\nexit 9\n')
 
 
 def nvcc(folder: Path, version: str) -> None:
     """Add an nvcc of this version."""
-    folder.mkdir(parents=True, exist_ok=True)
-    _script(folder / "nvcc", NVCC.format(version=version))
+    script(folder / "nvcc", NVCC.format(version=version))
 
 
 def ccache(folder: Path) -> None:
     """Add a ccache, which no test machine needs."""
-    _script(folder / "ccache", "#!/bin/sh\necho ccache version 4.8\n")
+    script(folder / "ccache", "#!/bin/sh\necho ccache version 4.8\n")
 
 
 def age(path: Path, days: float) -> None:
     """Make a file, or a folder with all that is in it, as old as that."""
     then = time.time() - days * 86400
-    for found in (*path.rglob("*"), path):
-        os.utime(found, (then, then), follow_symlinks=False)
-
-
-def _script(path: Path, text: str) -> None:
-    path.write_text(text)
-    path.chmod(0o755)
+    for each in (*path.rglob("*"), path):
+        os.utime(each, (then, then), follow_symlinks=False)
 
 
 BUSY = ("sh", "-c", "while :; do :; done")

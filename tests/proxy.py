@@ -4,8 +4,6 @@ It carries the loopback to the loopback and needs no rights. It cannot drop pack
 never object to a silence made here, so what notices it must sit above TCP.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import struct

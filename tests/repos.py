@@ -1,7 +1,5 @@
 """Small repositories made with real git: something that looks like llama.cpp, and projects with series on it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Mapping, Sequence

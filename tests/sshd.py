@@ -4,8 +4,6 @@ It runs as whoever runs the tests and lets that account in, or, when that is roo
 it alone. Ended by its own pid, never by name.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """The program that measures this program: its shape, not its numbers."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """The simulated boxes and the rules on them: that they are what they say, not how often they are right."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from dataclasses import replace

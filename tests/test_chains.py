@@ -1,7 +1,5 @@
 """When a chain is over: the same answer for the agent that holds it and the client that judges it."""
 
-from __future__ import annotations
-
 import pytest
 
 from dgxlab.chains import ChainRun, Over, chain_of, comparisons, over

@@ -1,7 +1,5 @@
 """What decides whether a change lands runs on a bare machine, whatever was installed on this one."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

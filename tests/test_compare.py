@@ -1,7 +1,5 @@
 """What differs between two experiments, and which of their launches are compared."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

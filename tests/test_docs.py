@@ -1,7 +1,5 @@
 """The documents say what is true: they are executed and compared, not proofread."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sqlite3

@@ -1,7 +1,5 @@
 """Living documents: blocks are found and replaced, and no other byte changes."""
 
-from __future__ import annotations
-
 import stat
 from pathlib import Path
 
@@ -153,7 +151,7 @@ def test_a_file_changed_meanwhile_is_not_overwritten(path: Path) -> None:
     path.write_text(BLOCK)
     document = Document(path)
     path.write_text(f"{BLOCK}\nmine")
-    with pytest.raises(SpecError, match="was changed by another"):
+    with pytest.raises(SpecError, match="changed by another"):
         document.write(document.with_texts(["new"]))
     assert path.read_text() == f"{BLOCK}\nmine"
     assert [file.name for file in path.parent.iterdir()] == ["plan.md"]

@@ -1,7 +1,5 @@
 """Headers of GGUF files against the gguf package, and files that are cut or lie."""
 
-from __future__ import annotations
-
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -58,7 +56,7 @@ def test_a_file_cut_in_its_header_is_refused(file: Path, length: int) -> None:
 
 def test_a_file_cut_in_its_weights_is_refused(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-64])
-    with pytest.raises(SpecError, match=r"output\.weight ends at byte"):
+    with pytest.raises(SpecError, match=r"output\.weight ends at"):
         gguf_header.read(file)
 
 
@@ -89,7 +87,7 @@ def test_a_tensor_of_another_type_than_its_bytes_is_refused(file: Path) -> None:
     place = content.index(name) + len(name) + 4 + 2 * 8
     assert struct.unpack_from("<I", content, place) == (1,)
     file.write_bytes(content[:place] + struct.pack("<I", 2) + content[place + 4 :])
-    with pytest.raises(SpecError, match="the tensors before it end at"):
+    with pytest.raises(SpecError, match="tensors before it end"):
         gguf_header.read(file)
 
 

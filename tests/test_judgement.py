@@ -3,8 +3,6 @@
 `python -m tests.test_judgement` writes the golden file of verdicts and reasons anew, for a person to read.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import tempfile

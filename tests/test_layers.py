@@ -1,7 +1,5 @@
 """The architecture is a test: who may import whom, who alone may import what, and what may not be called."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess
@@ -75,5 +73,5 @@ def test_what_reaches_a_shell_is_found(line: str) -> None:
 def test_tests_find_programs_on_the_callers_path() -> None:
     """Others have what a bare machine lacks; only a Python that every user may run is looked for there."""
     files = sorted(path for folder in ("tests", "faults", "bench") for path in (PROJECT / folder).rglob("*.py"))
-    found = [str(path.relative_to(PROJECT)) for path in files if SYSTEM_PATH.search(path.read_text())]
-    assert found == ["tests/transport/test_ssh_run.py"]
+    searching = [str(path.relative_to(PROJECT)) for path in files if SYSTEM_PATH.search(path.read_text())]
+    assert searching == ["tests/transport/test_ssh_run.py"]

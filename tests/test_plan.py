@@ -1,7 +1,5 @@
 """The plan of an A/B session: what is built, gated and measured by turns, and in which order."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The rules by which a chain is run: burn-in, steps, further cycles, and how long it is."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from random import Random

@@ -1,7 +1,5 @@
 """Medians and quantiles: printed tables, closed forms, the finite series, and what is refused."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from random import Random

@@ -1,7 +1,5 @@
 """The standard error and its degrees of freedom: against every run's weight in every difference."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from itertools import pairwise

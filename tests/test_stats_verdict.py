@@ -1,7 +1,5 @@
 """Verdicts: a chain worked by hand, Holm, what must be invalid, promotion and screens."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import replace
@@ -9,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dgxlab import stats
@@ -233,6 +231,7 @@ def test_cells_of_a_session_share_the_error() -> None:
     assert VerdictCode.HOLM in among.codes
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 12))
 def test_an_interval_clears_0_exactly_for_a_claim(seed: int, cells: int) -> None:
     source = random.Random(seed)  # noqa: S311 - not for secrets

@@ -1,7 +1,5 @@
 """The byte gate against published figures and by hand, and what a model's file gives."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """docs/tutorial.md, executed word for word on the real llama.cpp."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

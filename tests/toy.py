@@ -2,15 +2,14 @@
 
 Real git, cmake, ninja and a compiler; only the programs are small. The faults of a benchmark (hang, crash, garbage)
 cannot be asked of the real ones. TOY in an entry's env chooses the behaviour, TOY_COUNT is a file to count calls in,
-TOY_MS makes every launch take so much longer. TOY_LEDGER is a file in which each launch writes down, a line each and
-with tabs between the words, what it really was and printed; with it no two launches print the same values:
+TOY_MS makes every launch take so much longer, TOY_HOLD is a file for whose removal each launch waits. TOY_LEDGER is a
+file in which each launch writes down, a line each and with tabs between the words, what it really was and printed; with
+it no two launches print the same values:
 
     begin LAUNCH SECONDS PID STDOUT ARGV      SECONDS of the monotonic clock, STDOUT the file that it goes to
     said LAUNCH LINE                          a line of stdout
     end LAUNCH SECONDS                        missing where a signal ended it
 """
-
-from __future__ import annotations
 
 import re
 from collections.abc import Mapping
@@ -83,6 +82,8 @@ void begin(int argc, char ** argv) {
         atexit(end);
     }
     if (ms) { usleep(1000 * atoi(ms)); }
+    const char * hold = getenv("TOY_HOLD");
+    for (int i = 0; hold && !access(hold, F_OK) && i < 6000; i++) { usleep(20000); }
 }
 void say(const char * format, ...) {  /* printf, and every whole line into the ledger */
     static char line[1 << 14];

@@ -1,7 +1,5 @@
 """What runs first on a host: files that survive a power loss, a root that only we can write, an agent that is whole."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

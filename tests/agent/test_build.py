@@ -5,8 +5,6 @@ The logs are those of cmake 3.25, ninja, gcc 12, GNU ld and nvcc 13.0.
 
 # ruff: noqa: RUF001 -- gcc quotes like this
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -20,6 +18,7 @@ from dgxlab.agent import build
 from dgxlab.agent.build import _held, first_error, installed, own_libraries, progress
 from dgxlab.agent.files import sha256
 from dgxlab.errors import BuildFailed
+from tests.machines import script
 from tests.tools.captures import capture
 
 PROGRAM, LIBRARY = "llama-bench", "libggml.so.0"
@@ -44,8 +43,7 @@ def folder(tmp_path: Path) -> Path:
 def wrapped(folder: Path) -> None:
     """Put a script in a program's place that calls it."""
     shutil.move(folder / "bin" / PROGRAM, folder / "real")
-    (folder / "bin" / PROGRAM).write_text(f'#!/bin/sh\nexec {folder}/real "$@"\n')
-    (folder / "bin" / PROGRAM).chmod(0o755)
+    script(folder / "bin" / PROGRAM, f'#!/bin/sh\nexec {folder}/real "$@"\n')
 
 
 def edited(folder: Path) -> None:
@@ -88,9 +86,8 @@ def test_a_build_that_was_changed_is_not_reused(folder: Path, change: Callable[[
 
 
 def test_a_library_that_the_loader_does_not_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ldd = tmp_path / "ldd"
-    ldd.write_text("#!/bin/sh\necho ' libc.so.6 => /lib/libc.so.6 (0x1f)'\necho \" libggml.so.0 => $(cat $1)\"\n")
-    ldd.chmod(0o755)
+    libraries = "echo ' libc.so.6 => /lib/libc.so.6 (0x1f)'\necho \" libggml.so.0 => $(cat $1)\"\n"
+    script(tmp_path / "ldd", f"#!/bin/sh\n{libraries}")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     program = tmp_path / PROGRAM
     program.write_text(f"{tmp_path}/libggml.so.0 (0x7f00)")

@@ -1,11 +1,10 @@
 """How a chain is held: which run follows which, on a bench whose programs are not run: what they come to is given."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, TypeVar
 
 import pytest
@@ -301,9 +300,7 @@ def test_one_lost_cell_does_not_cost_the_others_theirs(world: World) -> None:
     error = world.chain({"baseline-[345]": drifted(0.1, cell=1)}, cycles=5, claims=2)
     assert world.places == [*EVEN, "b5", "a5"]
     assert type(error) is ConditionsError
-    assert error.message.startswith(
-        "chain:0 (llama-bench) gives no verdict for pp32: 4 of 5 cycles count and 5 are needed"
-    )
+    assert " for pp32: 4 of 5 cycles count" in error.message
 
 
 def test_the_candidates_path_must_not_run_in_the_baseline(world: World) -> None:
@@ -317,7 +314,7 @@ def test_lost_rows_are_run_again_in_their_place(world: World) -> None:
     assert world.names[7:9] == ["chain:0-candidate-2", "chain:0-candidate-2-1"]
     assert world.places[14:] == ["a4", "b5", "a5", "b6", "a6"]
     told = world.of(ChainEvent)
-    assert told[7].note == "candidate 2 failed: llama-bench: pp32: it has no row; it is run again"
+    assert str(SHORT.reasons[0]) in told[7].note
     assert (told[7].done, told[8].done) == (8, 8)
 
 
@@ -377,8 +374,7 @@ def test_a_limit_of_time_makes_a_chain_shorter(world: World) -> None:
     assert world.chain(**BY_EFFECT, max_s=27.5) is None
     assert len(world.places) == 8 + 2 * 9 + 1
     (note,) = (event.note for event in world.of(ChainEvent) if event.note)
-    assert note.startswith("9 cycles, to find ")
-    assert note.endswith(": 27.5 s allow no more, 14 would find 5 %")
+    assert re.match(r"9 cycles, .*: 27\.5 s .*, 14 would find 5 %$", note)
 
 
 @pytest.mark.parametrize("max_s", [18.5, 5.0])
@@ -416,8 +412,10 @@ def test_a_block_whose_run_fails_is_over(world: World) -> None:
 
 @pytest.fixture
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"STILL_S": 0.02, "LIMIT_S": 0.2, "LOOK_S": 0.001, "KNOWN_S": 0.05}.items():
-        monkeypatch.setattr(chain, name, value)
+    """Have a clock that goes on by what is slept alone: no wait takes time, and a slow machine changes nothing."""
+    slept = [0.0]
+    clock = SimpleNamespace(sleep=slept.append, monotonic=lambda: sum(slept))
+    monkeypatch.setattr(chain, "time", clock)
 
 
 def cools(world: World, at: Callable[[int, int], float]) -> None:
@@ -436,7 +434,7 @@ def test_a_cold_chain_waits_for_its_gate(world: World) -> None:
     assert world.chain(thermal="cold", cycles=2) is None
     assert world.places == ["u1", "u2", "u3", "u4", "a0", "b1", "a1", "b2", "a2"]
     cooling = [event for event in world.of(ChainEvent) if event.state == "cooling"]
-    assert cooling[0].note == "cooling from 59.0 °C until it gets no cooler"
+    assert cooling[0].note.startswith("cooling from 59.0 °C until")
     assert [event.note for event in cooling[1:]] == ["cooling from 59.0 °C to 43.0 °C"] * 7
     assert [(event.role, event.cycle) for event in cooling[:4]] == [
         ("burn-in", 1),
@@ -454,7 +452,7 @@ def test_a_device_that_stays_warm(world: World) -> None:
     error = world.chain(thermal="cold", cycles=2)
     assert isinstance(error, ConditionsError)
     assert (error.exit_code, error.next) == (8, AGAIN)
-    assert error.message == "the device did not cool to 43.0 °C within 200 ms: it is at 44.0 °C"
+    assert re.findall(r"[\d.]+ (?:°C|min)", error.message) == ["43.0 °C", "15 min", "44.0 °C"]
     assert world.places == ["u1", "u2", "u3"]
     assert world.of(ChainEvent)[-1].state == "done"
 
@@ -463,10 +461,6 @@ def test_a_device_that_stays_warm(world: World) -> None:
 def test_no_temperature_no_cold_chain(world: World) -> None:
     error = world.chain(thermal="cold", cycles=2)
     assert isinstance(error, ConditionsError)
-    assert (
-        error.message
-        == "thermal: cold needs the device's temperature, and this host tells none; thermal: hot needs none"
-    )
     assert error.next == "dgxlab doctor local"
     assert world.of(RunEvent) == []
 

@@ -1,7 +1,5 @@
 """Running one program on the host."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 
 from dgxlab.agent import child
+from dgxlab.model.reasons import Code, reason
 
 ENV = {"PATH": os.environ["PATH"]}
 
@@ -55,7 +54,7 @@ def test_streams_and_status(tmp_path: Path) -> None:
     assert (tmp_path / "err").read_text() == "two\n"
     ended = launch(tmp_path, "sh", "-c", "kill -SEGV $$")
     assert (ended.rc, ended.signal) == (None, signal.SIGSEGV)
-    assert str(ended.reason("llama-bench", 20)) == "llama-bench was killed by SIGSEGV"
+    assert ended.reason("llama-bench", 20) == reason(Code.KILLED, program="llama-bench", signal="SIGSEGV")
 
 
 def test_it_is_looked_at_while_it_runs(tmp_path: Path) -> None:
@@ -77,7 +76,7 @@ def test_limit_ends_the_whole_group(tmp_path: Path) -> None:
     script = "sh -c \"trap '' TERM; echo \\$\\$; while :; do sleep 0.1; done\" & wait"
     ended = launch(tmp_path, "sh", "-c", script, limit_s=0.5)
     assert ended.timed_out
-    assert "ran past its limit" in str(ended.reason("x", 0.5))
+    assert ended.reason("x", 0.5) == reason(Code.TIMED_OUT, program="x", limit_s=0.5)
     wait_gone(int((tmp_path / "out").read_text()))
 
 
@@ -138,7 +137,7 @@ def test_output_without_end_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ended = launch(tmp_path, "sh", "-c", words, file_limit=resource.RLIM_INFINITY)
         assert (ended.too_long, ended.timed_out, ended.ok) == (True, False, False)
         assert ended.seconds < 5
-        assert str(ended.reason("llama-bench", 20)) == "llama-bench printed more than 1 MiB"
+        assert ended.reason("x", 20) == reason(Code.TOO_LONG, program="x", mib=1)
         assert max((tmp_path / name).stat().st_size for name in ("out", "err")) == 1 << 20
 
     # the kernel ends a program that writes faster than it is looked at

@@ -1,7 +1,5 @@
 """What samples and two states say of a run: numbers, and flags."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Mapping
 from typing import Any
@@ -132,11 +130,11 @@ def test_several_gpus_are_told_apart() -> None:
 
 def test_what_happened_to_the_host() -> None:
     after = state({"driver_version": "590.1"}, boot_id="c", swap_in_mib=20.5, oom_kills=2)
-    assert {flag.kind: flag.reason for flag in around(after=after).flags() if flag.hard} == {
-        "boot": "the machine was started again",
-        "driver": "the NVIDIA driver changed from 580.159.04 to 590.1",
-        "swap_in": "8 MiB came back from swap",
-        "oom_kill": "the kernel killed programs for lack of memory (2)",
+    assert {flag.kind: flag.params for flag in around(after=after).flags() if flag.hard} == {
+        "boot": {},
+        "driver": {"before": "580.159.04", "after": "590.1"},
+        "swap_in": {"mib": 8.0},
+        "oom_kill": {"n": 2},
     }
     assert around(after=state({}, swap_in_mib=12.75)).flags() == ()
     assert around(before=state(swap_in_mib=None), after=state(oom_kills=None)).flags() == ()
@@ -210,5 +208,5 @@ def test_what_is_told_of_the_processors() -> None:
         Summary(HOST, "psi_cpu_some", "s/s", 1, 0.25, 0.25, 0.25),
     ]
     assert [(flag.kind, flag.hard) for flag in seen.flags()] == [("run_queue", True), ("steal", True)]
-    assert seen.flags()[0].reason.endswith("0.50 s a second for their turn; others used 0.88 processors")
+    assert seen.flags()[0].params == {"threads": 2, "processors": 2, "waited": 0.5, "others": 0.875}
     assert {s.name for s in around().telemetry()} == {"swap_in_mib", "oom_kills"}

@@ -1,7 +1,5 @@
 """What programs on a host get from their surroundings."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

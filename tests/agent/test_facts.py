@@ -1,7 +1,5 @@
 """Facts of a host and what nvidia-smi tells, read from real captures where this machine has no GPU."""
 
-from __future__ import annotations
-
 import os
 import platform
 import pwd
@@ -152,9 +150,7 @@ echo "cmake version 3.31.0"
 
 
 def test_a_compiler_that_is_killed_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "cmake"
-    program.write_text(KILLED_ONCE.format(mark=tmp_path / "mark"))
-    program.chmod(0o755)
+    program = machines.script(tmp_path / "cmake", KILLED_ONCE.format(mark=tmp_path / "mark"))
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert facts.gather().toolchain.cmake == "cmake version 3.31.0"
     program.write_text(KILLED_ONCE.format(mark=tmp_path / "never" / "there"))
@@ -180,9 +176,7 @@ def test_compute_processes_in_csv_without_quotes(text: str, expected: list[tuple
 def test_an_nvidia_smi_that_fails_hangs_or_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the processes are not known, which is not the same as none."""
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text(f'#!/bin/sh\necho "{UUID}, {GONE}, $1, 3"\n')
-    smi.chmod(0o755)
+    smi = machines.script(tmp_path / "nvidia-smi", f'#!/bin/sh\necho "{UUID}, {GONE}, $1, 3"\n')
     (process,) = compute_processes() or ()
     assert process.program == "--query-compute-apps=gpu_uuid,pid,process_name,used_memory"
     smi.write_text("#!/bin/sh\n")

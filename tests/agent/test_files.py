@@ -1,7 +1,5 @@
 """Errors of the operating system, full disks, and build tools from wheels."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """The things under a root, and what a removal takes away and leaves alone."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json
@@ -34,8 +32,8 @@ def full(root: Root) -> Root:
         (root.jobs / "job1" / name).write_text("{}")
     Job(root.jobs / "job1").finish(exit_code=0, status="done", message="", next="")
     (root.agents / "a1.pyz").write_bytes(b"PK")
-    made = ("synthetic-1.gguf", "synthetic-1.json", "synthetic-2-f16.gguf", "derived-1.gguf", "derived-1.json")
-    for name in (*made, "mine.gguf", "old.json", "old.gguf"):
+    ours = ("synthetic-1.gguf", "synthetic-1.json", "synthetic-2-f16.gguf", "derived-1.gguf", "derived-1.json")
+    for name in (*ours, "mine.gguf", "old.json", "old.gguf"):
         (root.models / name).write_bytes(bytes(5000))
     age(root.path, 40)
     return root

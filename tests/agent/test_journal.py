@@ -1,7 +1,5 @@
 """The journal on a disk that is full for a while."""
 
-from __future__ import annotations
-
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Which devices a plan measures on."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping
@@ -10,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from dgxlab.agent.gpus import ComputeProcess
+from dgxlab.agent.gpus import ComputeProcess, phrase
 from dgxlab.agent.lease import DeviceLease, devices
 from dgxlab.agent.lock import BenchLock, Signature
 from dgxlab.errors import HostBusy, RemoteError
 from dgxlab.model import ARM, Arm, ChainStep, CheckCommand, GateStep, ParityGate, Plan, RunStep
+from dgxlab.model.reasons import Code, reason
 from tests.journals import source
+from tests.machines import script
 
 H200 = [{"index": str(i), "uuid": f"GPU-{i}{i}-{9 - i}", "name": "NVIDIA H200"} for i in range(3)]
 MIXED = [{**gpu, "name": f"NVIDIA {gpu['index']}"} for gpu in H200]
@@ -84,9 +84,7 @@ def told() -> list[tuple[str, str]]:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text("#!/bin/sh\n")
-    smi.chmod(0o755)
+    script(tmp_path / "nvidia-smi", "#!/bin/sh\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("DGXLAB_LOCKS", str(tmp_path))
     return tmp_path
@@ -125,7 +123,7 @@ def test_who_waits_keeps_only_what_comes_before(here: Path, told: list[tuple[str
     (here / f"dgxlab-{ALL[1]}").unlink()
     theirs = [BenchLock(uuid) for uuid in ALL]
     assert theirs[1].take(BOB)
-    with pytest.raises(HostBusy, match=f"dgxlab-{ALL[1]} is held by job J2 of bob"):
+    with pytest.raises(HostBusy, match=f"dgxlab-{ALL[1]} is held by job J2"):
         mine.hold()
     assert theirs[2].take(BOB)
     assert not theirs[0].take(BOB)
@@ -147,8 +145,6 @@ def test_a_look_that_failed_is_not_an_idle_gpu(told: list[tuple[str, str]]) -> N
     stranger = ComputeProcess(ALL[0], 2**22 + 1, "/usr/bin/python3", "", 300)
     mine = lease(plan({}), told)
     assert mine.disturbance(([], [])) is None
-    assert str(mine.disturbance(([], None))) == "nvidia-smi did not say who computes"
-    assert str(mine.disturbance(([stranger], []))).startswith(
-        "a foreign compute process appeared: pid 4194305 (python3 of"
-    )
+    assert mine.disturbance(([], None)) == reason(Code.UNWATCHED)
+    assert mine.disturbance(([stranger], [])) == reason(Code.STRANGER, processes=phrase([stranger]))
     assert lease(plan({}, cuda="OFF"), told).disturbance((None, [stranger])) is None

@@ -1,7 +1,5 @@
 """The benchmark lock."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """A gate and a run of programs that go too far."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +15,7 @@ from dgxlab.agent.work import Worker
 from dgxlab.errors import DgxlabError, HostBusy
 from dgxlab.model import ARM, CheckCommand, Expectation, GateStep, ParityGate, RunStep
 from dgxlab.model.events import NoteEvent, RunEvent
+from dgxlab.model.reasons import Code, reason
 from tests.journals import read
 
 GATE = GateStep("gate:0", "one", ParityGate("MUL_MAT", "CPU", Expectation(1, 1), 0), (CheckCommand(ARM, ("yes",), {}),))
@@ -31,9 +30,9 @@ def test_output_without_end_is_the_reason(bench: Workbench, monkeypatch: pytest.
     monkeypatch.setattr(child, "OUTPUT_LIMIT", 1 << 20)
     monkeypatch.setattr(child, "OUTPUT_LOOK_S", 0.05)
     gate = run_gate(bench, GATE)
-    assert (gate.status, str(gate.reasons[0])) == ("failed", "test-backend-ops printed more than 1 MiB")
+    assert (gate.status, gate.reasons[0].code) == ("failed", "too_long")
     event = run(bench, "yes")
-    assert (event.status, event.reason) == ("failed", "yes printed more than 1 MiB: y")
+    assert (event.status, event.reasons) == ("failed", (reason(Code.TOO_LONG, program="yes", mib=1, last="y"),))
     assert event.raw["stdout"].size == 1 << 20
     assert bench.launch("again", ["yes"], {}, 20.0).text() == ""
 
@@ -43,8 +42,7 @@ def test_what_is_left_running_is_told(bench: Workbench) -> None:
     event = run(bench, "setsid", "-f", "sleep", "60")
     (flag,) = [flag for flag in event.flags if flag.kind == "left_running"]
     assert [event.note for event in read(bench.job.journal) if isinstance(event, NoteEvent)] == [flag.reason]
-    assert flag.reason.startswith("run:0 left processes running, which were ended: pid ")
-    assert (flag.hard, flag.reason.endswith(" (sleep)")) == (False, True)
+    assert (flag.hard, flag.params["program"], flag.reason.endswith(" (sleep)")) == (False, "run:0", True)
 
 
 def test_the_words_are_the_seeds_for_ever() -> None:

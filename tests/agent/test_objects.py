@@ -1,7 +1,5 @@
 """A host's repository, and what interrupted commands leave of it."""
 
-from __future__ import annotations
-
 import os
 import time
 from io import BytesIO

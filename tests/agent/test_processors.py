@@ -1,7 +1,5 @@
 """The processors of a run: those it is pinned to, and what others took of them: captured, and a busy loop beside."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

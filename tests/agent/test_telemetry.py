@@ -1,7 +1,5 @@
 """Samplers beside a job: real programs, good and bad, and this machine's own sensors."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

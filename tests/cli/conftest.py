@@ -1,7 +1,5 @@
 """A project around the toy and a private home: the command line as people use it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """`dgxlab ab`, `noise`, `plan --effect`: verdicts at the end, and not a number of a chain before it."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty
@@ -27,7 +25,7 @@ SPECS = {
     "noisy": "extends: stream.yaml\nenv: {TOY: noisy}\n",
 }
 SLOW = """extends: toy.yaml
-bench: [{llama-bench: {model: m, n_prompt: [16, 32], env: {TOY: slow}}}]
+bench: [{llama-bench: {model: m, n_prompt: [16, 32], env: {TOY_MS: "2000"}}}]
 session: {cycles: 6}
 """
 VALUES = re.compile(r"\b(16[01]\d|1[56]\d\d|32\d\d|31\d\d|799|800|400)(\.\d+)?\b(?! m?s\b)|t/s")
@@ -50,20 +48,20 @@ def test_a_slower_candidate_is_called_slower(two: Project) -> None:
     assert {"**slower: 3 of 3 slower**", "| env TOY | - | half |", row} <= set(rest)
     arms = [line for line in rest if "] baseline" in line or "] candidate" in line]
     assert arms == ["- [1] baseline stream", "- [2] candidate half"]
-    said = ran.err.splitlines()
-    assert "  env TOY: - -> half" in said
+    lines = ran.err.splitlines()
+    assert "  env TOY: - -> half" in lines
     assert ran.err.endswith(f"\nslower: 3 of 3 slower; recorded in {two.folder}/results.db\n")
-    runs = [line for line in said if line.startswith("chain:0")]
+    runs = [line for line in lines if line.startswith("chain:0")]
     assert len(runs) == 4 + 1 + 2 * 6
     assert runs[0].startswith("chain:0 llama-bench burn-in 1 (")
     assert runs[4].startswith("chain:0 llama-bench first baseline")
     assert re.match(r"chain:0 llama-bench cycle 3 of 6, candidate.*: [\w. ]+ left$", runs[9])
     assert [line for line in runs[4:] if re.search(r"\d m?s\b", line.rpartition(": ")[0])] == []
     assert re.search(r"cycle 6 of 6, baseline.*: baselines 0\.00 % apart, 6 of 6 count, done$", runs[-1])
-    assert [line for line in said if VALUES.search(line)] == []
+    assert [line for line in lines if VALUES.search(line)] == []
     assert VALUES.search(ran.out)
     before = [f"gate MUL_MAT on CPU of {arm}" for arm in ("stream", "half")]
-    gates = [line.split(":")[0] for line in said if line.startswith("gate ")]
+    gates = [line.split(":")[0] for line in lines if line.startswith("gate ")]
     assert gates == [*before, *(f"{line}, after the chains" for line in before)]
     assert two.run("report", "stream-vs-half").out == ran.out
     alone = two.run("report", "half")

@@ -1,7 +1,5 @@
 """`dgxlab db check`, `db rebuild` and `db merge`, and git calling the latter when two branches both measured."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sqlite3

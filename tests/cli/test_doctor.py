@@ -1,9 +1,6 @@
 """`dgxlab doctor`: a line for everything, what mends it below, and an exit code for scripts."""
 
-from __future__ import annotations
-
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -56,12 +53,9 @@ def test_what_is_missing_is_said_with_its_mend(
 
 
 def test_client_with_an_old_git(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = tmp_path / "bin" / "git"
-    old.parent.mkdir()
-    git = shutil.which("git")
-    old.write_text(f'#!/bin/sh\nif [ "$1" = --version ]; then echo git version 2.25.1; else exec {git} "$@"; fi\n')
-    old.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{old.parent}:{os.environ['PATH']}")
+    text = f'if [ "$1" = --version ]; then echo git version 2.25.1; else exec {shutil.which("git")} "$@"; fi\n'
+    old = machines.script(tmp_path / "bin" / "git", f"#!/bin/sh\n{text}")
+    monkeypatch.setenv("PATH", str(old.parent), prepend=":")
     ran = project.run("doctor")
     finding = told(ran)["this client git"]
     assert (ran.rc, finding.startswith("missing git version 2.25.1 ")) == (11, True)

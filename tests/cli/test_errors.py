@@ -1,7 +1,5 @@
 """Bad input: one sentence, the right exit code, the next command; never a traceback, never a half result on stdout."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

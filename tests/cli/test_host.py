@@ -1,7 +1,5 @@
 """`dgxlab host list`, `check` and `clean` on this machine."""
 
-from __future__ import annotations
-
 import getpass
 import io
 import json
@@ -158,9 +156,7 @@ def test_without_a_record_jobs_stay(
 
 def test_a_projects_entry_needs_consent(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It chooses the program that runs here: the user is shown it and agrees, and again when it has changed."""
-    program = tmp_path / "python"
-    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\nexit 1\n")
-    program.chmod(0o755)
+    program = machines.script(tmp_path / "python", f"#!/bin/sh\ntouch {tmp_path}/ran\nexit 1\n")
     theirs = project.folder / "hosts.yaml"
     theirs.write_text(f"box: {{local: true, python: {program}, root: {tmp_path}/root}}\nspark: {{ssh: spark}}\n")
     for command in ("host check box", "run experiments/toy.yaml --host box", "jobs --host box"):

@@ -1,7 +1,5 @@
 """Ctrl-C, `dgxlab jobs`, `attach`, `cancel`: a job outlives its client."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -10,9 +8,24 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.cli.conftest import Project
+import pytest
 
-SLOW = "extends: toy.yaml\nbench: [{llama-bench: {model: m, n_prompt: [16, 32], env: {TOY: slow}}}]\n"
+from tests.cli.conftest import Project
+from tests.machines import script
+
+SLOW = "extends: toy.yaml\nbench: [{llama-bench: {model: m, n_prompt: [16, 32], env: {TOY_HOLD: HERE}}}]\n"
+
+
+@pytest.fixture
+def hold(project: Project) -> Path:
+    """The file that what is slow waits for to be removed."""
+    file = project.folder / "hold"
+    file.touch()
+    return file
+
+
+def slow(project: Project, text: str = SLOW) -> Path:
+    return project.spec("slow", text.replace("HERE", str(project.folder / "hold")))
 
 
 def interrupt(child: subprocess.Popen[str], when: str = "runs on local") -> tuple[str, str]:
@@ -34,8 +47,8 @@ def listed(project: Project, job: str, *args: object) -> dict[str, Any]:
     return dict(row)
 
 
-def test_ctrl_c_leaves_the_job_running(project: Project) -> None:
-    child = project.spawn("run", project.spec("slow", SLOW))
+def test_ctrl_c_leaves_the_job_running(project: Project, hold: Path) -> None:
+    child = project.spawn("run", slow(project))
     job, err = interrupt(child)
     stopped = f"error: stopped watching; job {job} goes on, and dgxlab cancel {job} ends it"
     how_to_go_on = [stopped, f"next: dgxlab attach {job}"]
@@ -49,18 +62,23 @@ def test_ctrl_c_leaves_the_job_running(project: Project) -> None:
     os.killpg(attached.pid, signal.SIGINT)
     out, err = attached.communicate(timeout=60)
     assert (attached.returncode, out, err.splitlines()[-2:]) == (130, "", how_to_go_on)
-    again = project.run("run", "experiments/slow.yaml")
-    assert (again.rc, f"job {job} of this experiment " in again.err) == (0, True)
-    assert "2 cells, 0 measured now, 2 up to date" in again.err
-    assert "| pp16 | 1600 ± 0.2 (5) |" in again.out
+    again = project.spawn("run", "experiments/slow.yaml")
+    assert again.stderr
+    while f"job {job} of this experiment " not in (line := again.stderr.readline()):
+        assert line
+    hold.unlink()
+    out, err = again.communicate(timeout=60)
+    assert (again.returncode, "2 cells, 0 measured now, 2 up to date" in err) == (0, True)
+    assert "| pp16 | 1600 ± 0.2 (5) |" in out
     attached = project.run("attach", job)
     assert (attached.rc, attached.err, attached.out.splitlines()[0]) == (0, "", f"# Session {job}")
     assert "| pp16 | 1600 ± 0.2 (5) |" in attached.out
 
 
+@pytest.mark.usefixtures("hold")
 def test_cancel_ends_the_job_and_keeps_what_it_measured(project: Project) -> None:
     quick = "{batched-bench: {model: m, npp: 16, ntg: 4, npl: 1}}"
-    child = project.spawn("run", project.spec("slow", SLOW.replace("bench: [", f"bench: [{quick}, ")))
+    child = project.spawn("run", slow(project, SLOW.replace("bench: [", f"bench: [{quick}, ")))
     assert child.stderr
     while "S_PP" not in (line := child.stderr.readline()):
         assert line
@@ -77,13 +95,13 @@ def test_cancel_ends_the_job_and_keeps_what_it_measured(project: Project) -> Non
     assert project.run("cancel", job).out == f"job {job}: cancelled\n"
 
 
-def started_elsewhere(project: Project, tmp_path: Path, bench: str = SLOW) -> str:
-    spec = project.spec("slow", f"hypothesis: toys can be slow\n{bench}")
+def started_elsewhere(project: Project, tmp_path: Path) -> str:
+    spec = slow(project, f"hypothesis: toys can be slow\n{SLOW}")
     job, _ = interrupt(project.spawn("run", spec, "--again", "--db", tmp_path / "other.db"))
     return job
 
 
-def test_jobs_that_another_record_knows(measured: Project, tmp_path: Path) -> None:
+def test_jobs_that_another_record_knows(measured: Project, tmp_path: Path, hold: Path) -> None:
     job = started_elsewhere(measured, tmp_path)
     row = listed(measured, job)
     assert (row["on_host"], row["recorded"], row["name"], row["kind"]) == ("running", "not here", "slow", "run")
@@ -95,6 +113,7 @@ def test_jobs_that_another_record_knows(measured: Project, tmp_path: Path) -> No
     for command in ("attach", "cancel"):
         unknown = measured.run(command, job)
         assert (unknown.rc, unknown.out, "--host" in unknown.error) == (2, "", True)
+    hold.unlink()
     attached = measured.run("attach", job[:-2], "--host", "local")
     assert (attached.rc, attached.out.startswith(f"# Session {job}\n")) == (0, True), attached.err
     assert "| pp16 | 1600 ± 0.2 (5) |" in attached.out
@@ -106,15 +125,17 @@ def test_jobs_that_another_record_knows(measured: Project, tmp_path: Path) -> No
     assert measured.run("report", "slow").out.startswith("# Experiment slow\n\n> toys can be slow\n")
 
 
+@pytest.mark.usefixtures("hold")
 def test_a_first_record_is_made_for_a_job_of_a_host(project: Project, tmp_path: Path) -> None:
-    job = started_elsewhere(project, tmp_path, SLOW.replace("TOY: slow", "TOY: hang"))
+    job = started_elsewhere(project, tmp_path)
     assert listed(project, job, "--host", "local")["recorded"] == "not here"
     assert not (project.folder / "results.db").exists()
     assert project.run("cancel", job[:-2], "--host", "local").out == f"job {job}: cancelled\n"
 
 
+@pytest.mark.usefixtures("hold")
 def test_killed_agent_is_lost_and_reported(project: Project) -> None:
-    job, _ = interrupt(project.spawn("run", project.spec("slow", SLOW), "--again"), when="gate MUL_MAT")
+    job, _ = interrupt(project.spawn("run", slow(project), "--again"), when="gate MUL_MAT")
     started = json.loads((project.machine.home / ".dgxlab" / "jobs" / job / "started").read_text())
     os.kill(started["pid"], signal.SIGKILL)
     attached = project.run("attach", job)
@@ -126,11 +147,8 @@ def test_killed_agent_is_lost_and_reported(project: Project) -> None:
 
 
 def test_ctrl_c_before_a_job_is_said_too(project: Project, tmp_path: Path) -> None:
-    git = tmp_path / "bin" / "git"
-    git.parent.mkdir()
     slow = f'case "$*" in *fetch*) touch {tmp_path}/here; sleep 60;; esac'
-    git.write_text(f'#!/bin/sh\n{slow}\nexec {shutil.which("git")} "$@"\n')
-    git.chmod(0o755)
+    git = script(tmp_path / "bin" / "git", f'#!/bin/sh\n{slow}\nexec {shutil.which("git")} "$@"\n')
     env = {**os.environ, "HOME": str(tmp_path), "PATH": f"{git.parent}:{os.environ['PATH']}"}
     child = project.spawn("run", "experiments/toy.yaml", env=env)
     while not (tmp_path / "here").exists():

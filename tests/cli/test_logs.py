@@ -1,7 +1,5 @@
 """`dgxlab logs`: what the programs printed, from this machine or from the host, as it was recorded."""
 
-from __future__ import annotations
-
 import os
 import pty
 import shutil

@@ -1,7 +1,5 @@
 """What of a host's words reaches a terminal."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """`dgxlab patch list`, `check`, `refresh`, `export`, from the first edit in a checkout to a measured arm."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

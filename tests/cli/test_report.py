@@ -1,7 +1,5 @@
 """`dgxlab report`: everything at a glance, one form, documents that are kept true, and a terminal."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -60,7 +58,7 @@ def test_one_form(measured: Project) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "error"),
     [
         ("toy toy2", "several names are side by side in a form"),
         ("toy --model m", "--model narrows a form"),
@@ -75,10 +73,10 @@ def test_one_form(measured: Project) -> None:
         ("--check --update plan.md", "--update takes documents and nothing else"),
     ],
 )
-def test_what_does_not_go_together(measured: Project, args: str, said: str) -> None:
+def test_what_does_not_go_together(measured: Project, args: str, error: str) -> None:
     ran = measured.run("report", *args.split())
     assert (ran.rc, ran.out, "\nnext: dgxlab " in ran.err) == (2, "", True)
-    assert ran.error.startswith(said)
+    assert ran.error.startswith(error)
 
 
 def test_a_form_alone_is_of_what_ran_last_with_such_numbers(measured: Project, tmp_path: Path) -> None:
@@ -132,8 +130,8 @@ def test_a_block_of_what_does_not_exist(measured: Project, plan: Path) -> None:
     other.write_text(BLOCK.format("ops experiment=tay") + BLOCK.format("verdicts experiment=toy"))
     ran = measured.run("report", "--check", "plan.md", "other.md")
     assert (ran.rc, ran.error) == (11, "4 of 4 blocks are not current")
-    said = [line.replace(str(measured.folder) + "/", "") for line in ran.out.splitlines()]
-    assert said == [
+    lines = [line.replace(str(measured.folder) + "/", "") for line in ran.out.splitlines()]
+    assert lines == [
         "plan.md:4: form=ops is stale",
         "plan.md:7: form=gates is stale",
         "other.md:1: form=ops is missing: results.db has no session of an experiment 'tay'; there is 'toy'",
@@ -147,19 +145,19 @@ def test_a_block_of_what_does_not_exist(measured: Project, plan: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "error"),
     [
         (BLOCK.format("opps experiment=toy"), "other.md:1: form 'opps'; there is 'ops'"),
         ("a\n<!-- dgxlab:report form=ops experiment=toy -->\n", "other.md:2: the block has no end"),
     ],
 )
-def test_a_marker_that_is_wrong_is_refused(measured: Project, plan: Path, text: str, said: str) -> None:
+def test_a_marker_that_is_wrong_is_refused(measured: Project, plan: Path, text: str, error: str) -> None:
     other = plan.with_name("other.md")
     other.write_text(text)
     for word in ("--update", "--check"):
         ran = measured.run("report", word, "plan.md", "other.md")
         assert (ran.rc, ran.out, ran.next) == (9, "", "${EDITOR:-vi} other.md")
-        assert ran.error.startswith(said)
+        assert ran.error.startswith(error)
     assert (plan.read_bytes(), other.read_text()) == (PLAN.encode(), text)
 
 

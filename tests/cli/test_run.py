@@ -1,7 +1,5 @@
 """`dgxlab run`, `gate`, `plan`, `report`: a result on stdout, everything else on stderr."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

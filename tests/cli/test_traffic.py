@@ -1,7 +1,5 @@
 """dgxlab bytes: a verdict about a kernel that is not written yet."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The campaign itself: a violation is counted and can be seen again, whoever ran it."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Iterator

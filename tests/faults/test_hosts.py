@@ -1,7 +1,5 @@
 """The campaign's hosts: clocks, disks and machines do what their faults need, and wrong records of jobs are seen."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """A small part of the campaign: after each kind of fault everything holds, and the fault met what it is for."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """The machine of `make faults`, for a minute; and that it finds what is broken on purpose."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -31,8 +29,8 @@ BRIEF = settings(
 @pytest.fixture(scope="module")
 def place() -> Iterator[Desk]:
     """One desk for all histories."""
-    with desk() as made:
-        yield made
+    with desk() as whole:
+        yield whole
 
 
 @pytest.fixture

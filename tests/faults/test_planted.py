@@ -1,7 +1,5 @@
 """Defects that are planted: the campaign's checks see each of them. No host is needed for these."""
 
-from __future__ import annotations
-
 import errno
 import math
 import os

@@ -3,8 +3,6 @@
 No machine of ours has nsys: its files are made here, with the tables and columns that an export of nsys 2024 has.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing

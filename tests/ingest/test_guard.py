@@ -1,7 +1,5 @@
 """Measured values that no GPU reaches: kept, flagged, and said by `db check`."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

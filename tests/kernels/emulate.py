@@ -1,7 +1,5 @@
 """Kernels on the CPU: their own source, with launches and tensor core instructions turned into calls of emulator/."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Packed 4-bit weights, read by the layout that w4a16_packed.cuh documents and nothing else of it."""
 
-from __future__ import annotations
-
 import numpy as np
 
 Q4_0_BYTES = [

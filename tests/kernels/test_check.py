@@ -1,7 +1,5 @@
 """The checker of kernels' outputs, and whether its own test would notice a broken one."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,18 +1,14 @@
 """The gated delta net's step: the kernel's own source on an emulated GPU, and the reference that it is held against."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.kernels.conftest import run
-from tests.kernels.emulate import EMULATOR, KERNELS, compile_emulated, copy_kernels, plant
+from tests.kernels.conftest import assert_right, both_orders, fails
 
 NAME = "gdn_state"
-PROGRAM = EMULATOR / "gdn_state.cpp"
 
 DEFECTS = {
     "one decay too many": "s[c][r] = g * s[c][r] + k[r] * «d→g * d»;",
@@ -27,12 +23,6 @@ DEFECTS = {
     "columns left out": "(GDN_STATE_SIZE / columns * «a.heads→a.heads - 1»)",
 }
 """Defects of the kernel."""
-
-
-@pytest.fixture(scope="session")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the proof compiled for the CPU."""
-    return compile_emulated(KERNELS, PROGRAM, tmp_path_factory.mktemp("emulated") / NAME)
 
 
 def test_the_reference_is_the_gated_delta_rule(host: Path) -> None:
@@ -51,26 +41,13 @@ def test_the_reference_is_the_gated_delta_rule(host: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@both_orders
 def test_the_kernel_is_right_on_the_emulator(emulated: Path, reverse: bool) -> None:
     """Both types: against double and bit by bit, in place and not; faults of slots are seen; in both orders."""
-    ran = run(emulated, "edges", reverse=reverse)
-    assert ran.returncode == 0, ran.stderr
-    assert "FAIL" not in ran.stderr
-    assert ran.stderr.count("ok  ") == 30
-
-
-@pytest.fixture(scope="session")
-def defective(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a proof that has every defect, none of them unless EMULATOR_DEFECT is its number."""
-    folder = tmp_path_factory.mktemp("defective")
-    kernels = copy_kernels(folder)
-    plant(kernels / NAME / "gdn_state.cuh", dict(enumerate(DEFECTS.values())))
-    return compile_emulated(kernels, PROGRAM, folder / "program", "-O1")
+    assert_right(emulated, 30, reverse=reverse)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(DEFECTS)), ids=list(DEFECTS))
-def test_a_defect_of_the_kernel_is_found(defective: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    monkeypatch.setenv("EMULATOR_DEFECT", str(number))
-    assert run(defective, "edges").returncode != 0
+def test_a_defect_of_the_kernel_is_found(defective: Path, number: int) -> None:
+    assert fails(defective, "edges", defect=number)

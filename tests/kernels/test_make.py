@@ -1,7 +1,5 @@
 """What the compiler makes of the kernels, and their own tests where there is a GPU."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """NVFP4 to bf16: the reference that the kernel is held against."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -50,13 +48,13 @@ def test_the_reference_is_bit_equal_to_ggml(host: Path, llama_bin: Path) -> None
 
 def test_bench_rows_are_read() -> None:
     """What `./harness bench` printed on an H200: times, bandwidth in the record's unit and clock, sample by sample."""
-    found = open_file(BENCH)
-    assert (found.tool, found.format, len(found.reading.rows)) == ("harness", "jsonl", 25)
-    assert found.reading.provenance["gpu"] == "NVIDIA H200"
-    labels = [row.label for row in found.reading.rows]
+    file = open_file(BENCH)
+    assert (file.tool, file.format, len(file.reading.rows)) == ("harness", "jsonl", 25)
+    assert file.reading.provenance["gpu"] == "NVIDIA H200"
+    labels = [row.label for row in file.reading.rows]
     assert "kernel=nvfp4_dequant variant=tile case=ffn_down rows=4096 cols=14336 cache=cold" in labels
     assert len(set(labels)) == 25
-    for row in found.reading.rows:
+    for row in file.reading.rows:
         assert {each.metric: (each.unit, len(each.values)) for each in row.values} == {
             "time_us": ("us", 21),
             "bandwidth_gb_s": ("GiB/s", 21),

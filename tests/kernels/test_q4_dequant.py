@@ -1,7 +1,5 @@
 """Q4_0 and Q4_K to f16: the kernel's own source on an emulated GPU, and its reference."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 
@@ -9,11 +7,9 @@ import numpy as np
 import pytest
 from gguf import quants
 
-from tests.kernels.conftest import Q4, blocks_of, ggml, run
-from tests.kernels.emulate import EMULATOR, KERNELS, compile_emulated, copy_kernels, plant
+from tests.kernels.conftest import Q4, assert_right, blocks_of, both_orders, fails, ggml, run
 
 NAME = "q4_dequant"
-PROGRAM = EMULATOR / "q4_dequant.cpp"
 
 DEFECTS = {
     "no barrier": "«    __syncthreads();\n→»",
@@ -29,12 +25,6 @@ DEFECTS = {
     "the tail cut off": "k / Q4_DEQUANT_TILE + «(k % Q4_DEQUANT_TILE != 0)→0»",
 }
 """Defects of the kernel."""
-
-
-@pytest.fixture(scope="session")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the proof compiled for the CPU."""
-    return compile_emulated(KERNELS, PROGRAM, tmp_path_factory.mktemp("emulated") / NAME)
 
 
 def output(program: Path, values: np.ndarray, *args: str) -> bytes:
@@ -60,20 +50,20 @@ def test_f16_is_counted_in_steps(emulated: Path) -> None:
     beyond = [65519.999, 65520.0, 65520.001, 1e9, np.inf]
     values = np.concatenate([finite, middles, np.nextafter(middles, 0), np.nextafter(middles, 1e9), beyond])
     values = np.concatenate([values, -values])
-    found = np.frombuffer(output(emulated, values, "steps"), np.float64)
-    assert (found == steps_of(f16_of(values))).all()
-    assert (np.signbit(found) == np.signbit(values)).all()
+    steps = np.frombuffer(output(emulated, values, "steps"), np.float64)
+    assert (steps == steps_of(f16_of(values))).all()
+    assert (np.signbit(steps) == np.signbit(values)).all()
 
 
 @pytest.mark.parametrize("kind", Q4)
 def test_the_kernel_agrees_with_gguf(emulated: Path, kind: str) -> None:
     """Bit for bit the f16 of the float that the gguf package has, written apart from ours and from ggml's C."""
     blocks = blocks_of(kind, 2000)
-    found = np.frombuffer(output(emulated, blocks, "blocks", kind), np.uint16)
+    weights = np.frombuffer(output(emulated, blocks, "blocks", kind), np.uint16)
     with np.errstate(all="ignore"):
         expected = quants.dequantize(blocks, Q4[kind][0]).reshape(-1)
-    assert len(found) == 2000 * Q4[kind][1]
-    assert (steps_of(found) == steps_of(f16_of(expected))).all()
+    assert len(weights) == 2000 * Q4[kind][1]
+    assert (steps_of(weights) == steps_of(f16_of(expected))).all()
 
 
 @pytest.mark.llama
@@ -91,27 +81,15 @@ def test_scales_far_apart_are_rounded_twice(emulated: Path) -> None:
     block[:4] = np.array([2.0**-24, -683 / 2048], "<f2").view(np.uint8)
     block[4], block[8], block[16] = 1, 3, 1
     exact = 2.0**-24 + 3 * 683 / 2048
-    found = np.frombuffer(output(emulated, block, "blocks", "q4_K"), np.uint16)
+    weights = np.frombuffer(output(emulated, block, "blocks", "q4_K"), np.uint16)
     assert exact == 1 + 2.0**-11 + 2.0**-24
-    assert (f16_of(np.array([exact]))[0], found[0]) == (0x3C01, 0x3C00)
+    assert (f16_of(np.array([exact]))[0], weights[0]) == (0x3C01, 0x3C00)
 
 
-@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@both_orders
 def test_the_kernel_is_right_on_the_emulator(emulated: Path, reverse: bool) -> None:
     """Both types: every code under every scale, tails, odd addresses, refusals; whichever thread runs first."""
-    ran = run(emulated, "edges", reverse=reverse)
-    assert ran.returncode == 0, ran.stderr
-    assert "FAIL" not in ran.stderr
-    assert ran.stderr.count("ok  ") == 67
-
-
-@pytest.fixture(scope="session")
-def defective(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a proof that has every defect, none of them unless EMULATOR_DEFECT is its number."""
-    folder = tmp_path_factory.mktemp("defective")
-    kernels = copy_kernels(folder)
-    plant(kernels / NAME / "q4_dequant.cuh", dict(enumerate(DEFECTS.values())))
-    return compile_emulated(kernels, PROGRAM, folder / "program", "-O1")
+    assert_right(emulated, 67, reverse=reverse)
 
 
 @pytest.mark.slow
@@ -121,7 +99,6 @@ def test_without_a_defect_it_is_right(defective: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(DEFECTS)), ids=list(DEFECTS))
-def test_a_defect_of_the_kernel_is_found(defective: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_a_defect_of_the_kernel_is_found(defective: Path, number: int) -> None:
     """Each fails or crashes the small tests in one of two orders of the threads."""
-    monkeypatch.setenv("EMULATOR_DEFECT", str(number))
-    assert any(run(defective, "edges", reverse=reverse).returncode != 0 for reverse in (False, True))
+    assert any(fails(defective, "edges", defect=number, reverse=reverse) for reverse in (False, True))

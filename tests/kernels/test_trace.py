@@ -1,7 +1,5 @@
 """The tracer: it compiles wherever CUPTI is, and a program under it calls its own llama_decode, marked."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A lab on this machine around the toy: real git, cmake, ninja, agent and database."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -33,6 +31,12 @@ def quiet(event: Any) -> None:
     """Watch nothing."""
 
 
+def leave_at_a_run(event: Any) -> None:
+    """Press Ctrl-C when the first run is told."""
+    if event.event == "run":
+        raise KeyboardInterrupt
+
+
 def kinds(events: list[Event], kind: str) -> list[Event]:
     return [event for event in events if event["event"] == kind]
 
@@ -56,9 +60,19 @@ class ToyLab:
     def experiment(self, **changes: object) -> Experiment:
         return toy.experiment(self.repository, self.pin, self.folder, **changes)
 
+    @property
+    def hold(self) -> Path:
+        return self.folder / "hold"
+
     def slow(self) -> Experiment:
-        """Return an experiment with a quick entry and one that takes 3 s a size."""
-        return self.experiment(bench=(toy.backend_ops(), toy.llama_bench(n_gen=(0,), env={"TOY": "slow"})))
+        """Return an experiment with a quick entry and one that goes on until it is released."""
+        self.hold.touch()
+        entry = toy.llama_bench(n_gen=(0,), env={"TOY_HOLD": str(self.hold)})
+        return self.experiment(bench=(toy.backend_ops(), entry))
+
+    def release(self, *_: object) -> None:
+        """Let what is slow end; as a `react`, when the first event is seen."""
+        self.hold.unlink(missing_ok=True)
 
     def side(self, experiment: Experiment) -> Side:
         return Side(experiment, source_of(self.lab.cache, experiment, None, quiet))
@@ -128,13 +142,6 @@ class ToyLab:
                ORDER BY run_id DESC, ordinal DESC"""
         )
         return {str(row["label"]): float(row["value"]) for row in rows}
-
-
-@pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
-    """The toy's repository, a host folder whose builds all tests share, and the toy's pin."""
-    folder = tmp_path_factory.mktemp("toy")
-    return folder / "repository", folder / "root", toy.make_repository(folder / "repository")
 
 
 @pytest.fixture

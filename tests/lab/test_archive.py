@@ -1,7 +1,5 @@
 """Kept raw files: whole or not there, and nothing that a tar says is believed."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import io

@@ -4,8 +4,6 @@ A real sshd whose PATH is a folder of links to this machine's programs, less cma
 without packages.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Jobs on a machine that others use too: real locks, real processes, and an nvidia-smi that prints what a file says."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets
@@ -19,6 +17,7 @@ from dgxlab.transport.host import Host
 from dgxlab.transport.local import LocalTransport
 from tests import toy
 from tests.lab.conftest import Event, ToyLab, kinds
+from tests.machines import script
 
 SMI = """#!/bin/sh
 cd {folder}
@@ -69,13 +68,10 @@ class Gpus:
 def gpus(tmp_path: Path, locks: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpus]:
     """Two idle GPUs of one name that no other test has."""
     folder = tmp_path / "smi"
-    folder.mkdir()
+    script(folder / "nvidia-smi", SMI.format(folder=folder))
     uuids = tuple(sorted(f"GPU-{secrets.token_hex(8)}" for _ in range(2)))
     rows = (f"{i}, {uuid}, NVIDIA Toy, 580.1, 9.0, 1000\n" for i, uuid in enumerate(uuids))
     (folder / "gpus").write_text("".join(rows))
-    program = folder / "nvidia-smi"
-    program.write_text(SMI.format(folder=folder))
-    program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     new = Gpus(folder, uuids, tuple(locks / f"dgxlab-{uuid}" for uuid in uuids))
     new.occupy()

@@ -1,7 +1,5 @@
 """Chains held by a real agent on the toy, as the job's own folder tells of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Gates on models and kernels, with toys that misbehave as the real ones do: what passes, what fails and why."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Cleaning a host: nothing that runs goes, and nothing measured that is not safe in the record."""
 
-from __future__ import annotations
-
 import fcntl
 import shutil
 import time
@@ -71,7 +69,7 @@ def test_nothing_is_taken_from_a_running_job(own: ToyLab) -> None:
     seen = look(own, days=0)
     assert seen["builds"].kept == seen["work"].kept == f"job {job.job_id} runs"
     assert seen["jobs"].kept == "it runs"
-    outcome, _ = own.run(own.slow())
+    outcome, _ = own.run(own.slow(), react=own.release)
     assert (outcome.error, outcome.job_id) == (None, job.job_id)
 
 

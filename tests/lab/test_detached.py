@@ -1,7 +1,5 @@
 """Jobs outlive their client, and are ingested exactly once."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import time
@@ -20,7 +18,7 @@ from dgxlab.store import Locked, Store, connect
 from dgxlab.transport.base import HostLost
 from dgxlab.transport.host import Host, JobStatus
 from dgxlab.transport.local import LocalTransport
-from tests.lab.conftest import ToyLab, kinds, notes, quiet
+from tests.lab.conftest import ToyLab, kinds, leave_at_a_run, notes, quiet
 from tests.lab.test_chain import arm
 
 
@@ -84,17 +82,14 @@ def test_a_plan_of_another_dgxlab_is_left_to_it(toy_lab: ToyLab) -> None:
 
 
 def test_a_job_taken_for_lost_is_found_again(toy_lab: ToyLab) -> None:
-    job = toy_lab.submit(toy_lab.slow())
+    slow = toy_lab.slow()
+    job = toy_lab.submit(slow)
     toy_lab.lab.store.set_state(job.job_id, "lost")
 
-    def impatient(event: Any) -> None:
-        if event.event == "run":
-            raise KeyboardInterrupt
-
     with pytest.raises(Interrupted):
-        run(toy_lab.lab, Request("run", toy_lab.slow()), impatient)
+        run(toy_lab.lab, Request("run", slow), leave_at_a_run)
     assert toy_lab.lab.store.job(job.job_id).state == "running"
-    outcome, _ = toy_lab.run(toy_lab.slow())
+    outcome, _ = toy_lab.run(slow, react=toy_lab.release)
     assert (outcome.error, outcome.job_id, outcome.reused) == (None, job.job_id, 4)
     assert [each.job_id for each in toy_lab.lab.store.jobs()] == [job.job_id]
 
@@ -168,15 +163,16 @@ def test_a_host_that_answered_is_waited_for(toy_lab: ToyLab) -> None:
 
 
 def arms(lab: ToyLab) -> tuple[Experiment, Experiment]:
-    """Return a baseline and a candidate of half its speed, whose session takes some seconds."""
-    return arm(lab, "stock", {"TOY_MS": "100"}), arm(lab, "half", {"TOY_MS": "100", "TOY": "half"})
+    """Return a baseline and a candidate of half its speed, which goes on until it is released."""
+    lab.hold.touch()
+    return arm(lab, "stock"), arm(lab, "half", {"TOY_HOLD": str(lab.hold), "TOY": "half"})
 
 
 def test_a_session_is_followed_by_the_next_command(toy_lab: ToyLab) -> None:
     baseline, candidate = arms(toy_lab)
     job = toy_lab.submit(candidate, baseline)
-    toy_lab.wait_for(job.job_id, '"role":"candidate"')
-    outcome, events = toy_lab.run_well(candidate, "ab", baseline=baseline)
+    toy_lab.wait_for(job.job_id, '"role":"baseline"')
+    outcome, events = toy_lab.run_well(candidate, "ab", baseline=baseline, react=toy_lab.release)
     assert outcome.job_id == job.job_id
     assert [job.job_id in note for note in notes(events, "went on without this command")] == [True]
     places = [(run["role"], run["cycle"]) for run in kinds(events, "run")]
@@ -188,8 +184,9 @@ def test_a_cancelled_session_is_held_again(toy_lab: ToyLab) -> None:
     """Its verdicts are invalid; the next one has the same builds and measures everything itself."""
     baseline, candidate = arms(toy_lab)
     job, store = toy_lab.submit(candidate, baseline), toy_lab.lab.store
-    toy_lab.wait_for(job.job_id, '"role":"candidate"')
+    toy_lab.wait_for(job.job_id, '"role":"baseline"')
     toy_lab.host.cancel(job.job_id)
+    toy_lab.release()
     outcome, events = toy_lab.run_well(candidate, "ab", baseline=baseline)
     assert (outcome.job_id != job.job_id, store.job(job.job_id).state) == (True, "cancelled")
     verdicts = [[row["verdict"] for row in store.verdicts(job_id)] for job_id in (job.job_id, outcome.job_id)]
@@ -208,6 +205,7 @@ def test_killed_agent_loses_nothing_that_was_measured(toy_lab: ToyLab) -> None:
     with pytest.raises(JobLost, match="was lost"):
         follow(toy_lab.lab, toy_lab.host, job.job_id, quiet)
     assert len(toy_lab.values()) == 2
+    toy_lab.release()
     _, events = toy_lab.run_well(experiment)
     assert [event["tool"] for event in events if event["event"] == "run"] == ["llama-bench"]
     assert toy_lab.lab.store.job(job.job_id).state == "lost"

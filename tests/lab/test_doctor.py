@@ -1,7 +1,5 @@
 """What a host's facts say of what a job needs there, on machines that lack it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path

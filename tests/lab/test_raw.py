@@ -1,7 +1,5 @@
 """Raw files come along when a job ends, are what was recorded, and are kept; no other user can read private data."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import hashlib

@@ -1,7 +1,5 @@
 """`run` end to end on this machine, with programs that do as they are told."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable
@@ -19,6 +17,7 @@ from dgxlab.model.events import read
 from tests import toy
 from tests.journals import words
 from tests.lab.conftest import ToyLab, kinds
+from tests.machines import script
 
 
 def test_everything_is_built_gated_measured_and_recorded(toy_lab: ToyLab) -> None:
@@ -228,9 +227,8 @@ def test_a_program_that_would_load_another_arms_library_is_refused(toy_lab: ToyL
 
 
 def test_full_disk_is_said_and_what_was_measured_is_kept(make_toy_lab: Callable[..., ToyLab], tmp_path: Path) -> None:
-    limited = tmp_path / "python"  # a limit on file size imitates the full disk
-    limited.write_text(f'#!/bin/bash\nulimit -f 700\nexec {sys.executable} "$@"\n')
-    limited.chmod(0o755)
+    # a limit on file size imitates the full disk
+    limited = script(tmp_path / "python", f'#!/bin/bash\nulimit -f 700\nexec {sys.executable} "$@"\n')
     make_toy_lab("warm").run()
     lab = make_toy_lab("full", python=str(limited))
     many = toy.llama_bench(n_prompt=tuple(range(1, 1300)))

@@ -1,11 +1,10 @@
 """Two laptops and one host: what one started the other lists, follows, records and ends."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +16,7 @@ from dgxlab.lab.jobs import adopt, follow, join
 from dgxlab.lab.provision import probe_for
 from dgxlab.model import Experiment, Plan
 from dgxlab.transport.host import HostJob
-from tests.lab.conftest import ToyLab, notes, quiet
+from tests.lab.conftest import ToyLab, leave_at_a_run, notes, quiet
 
 EVIDENCE = ("jobs", "devices", "arms", "inputs", "cells", "gates", "expectations", "runs", "rows", "samples")
 
@@ -52,20 +51,28 @@ def rows(lab: ToyLab) -> dict[str, list[dict[str, Any]]]:
     return everything
 
 
+@contextmanager
+def copied(lab: ToyLab, job: Plan, name: str, **changes: Any) -> Iterator[None]:
+    """Have a job's folder twice on the host, the copy under another name and with a changed plan."""
+    folder = lab.root / "jobs" / name
+    shutil.copytree(lab.root / "jobs" / job.job_id, folder)
+    plan = json.loads((folder / "plan.json").read_text())
+    (folder / "plan.json").write_text(json.dumps({**plan, "job_id": name, **changes}))
+    yield
+    shutil.rmtree(folder)
+
+
 def attach(lab: ToyLab, job_id: str, watch: Callable[[Mapping[str, Any]], None] = quiet) -> object:
     adopt(lab.lab, lab.host, job_id, watch)
     return follow(lab.lab, lab.host, job_id, watch)
 
 
 def test_both_hold_the_same_rows_and_merge_to_one(mine: ToyLab, theirs: ToyLab, running: Plan) -> None:
-    def impatient(event: Any) -> None:
-        if event.event == "run":
-            raise KeyboardInterrupt
-
     with pytest.raises(Interrupted):
-        attach(theirs, running.job_id, impatient)
+        attach(theirs, running.job_id, leave_at_a_run)
     partly = theirs.lab.store.job(running.job_id)
     assert partly.journal_seq > 0
+    mine.release()
     assert follow(mine.lab, mine.host, running.job_id, quiet) is None
     assert attach(theirs, running.job_id) is None
     assert rows(mine) == rows(theirs)
@@ -97,7 +104,7 @@ def test_listed_with_what_it_is_and_how_old(mine: ToyLab, theirs: ToyLab, runnin
 
 
 def test_run_follows_what_another_laptop_started(mine: ToyLab, theirs: ToyLab, running: Plan, slow: Experiment) -> None:
-    outcome, events = theirs.run(slow)
+    outcome, events = theirs.run(slow, react=mine.release)
     assert (outcome.error, outcome.job_id, outcome.planned, outcome.reused) == (None, running.job_id, 4, 4)
     (note,) = notes(events, "elsewhere")
     assert running.job_id in note
@@ -107,7 +114,9 @@ def test_run_follows_what_another_laptop_started(mine: ToyLab, theirs: ToyLab, r
 
 
 def test_run_with_nothing_to_do_waits_for_nobody(mine: ToyLab, theirs: ToyLab, running: Plan, slow: Experiment) -> None:
+    mine.release()
     attach(theirs, running.job_id)
+    mine.hold.touch()
     again = mine.submit(slow)  # its record never heard of the first one's end
     try:
         calls = theirs.host.calls
@@ -138,19 +147,14 @@ def test_an_adopted_job_is_as_old_as_its_id(
 ) -> None:
     theirs.lab.store.intend(replace(running, job_id="20260601-000000-toy-000000"), "local", "0")
     theirs.lab.store.update_job("20260601-000000-toy-000000", intent_at=1780272000.0)
-    folder = theirs.root / "jobs" / f"{stamp}-toy-abcdef"
-    shutil.copytree(theirs.root / "jobs" / running.job_id, folder)
-    try:
-        plan = json.loads((folder / "plan.json").read_text())
-        (folder / "plan.json").write_text(json.dumps({**plan, "job_id": folder.name}))
-        adopt(theirs.lab, theirs.host, folder.name, quiet)
-    finally:
-        shutil.rmtree(folder)
-    adopted = theirs.lab.store.job(folder.name)
+    job_id = f"{stamp}-toy-abcdef"
+    with copied(theirs, running, job_id):
+        adopt(theirs.lab, theirs.host, job_id, quiet)
+    adopted = theirs.lab.store.job(job_id)
     assert adopted.experiment == slow.digest  # an earlier job of it is recorded
     assert adopted.intent_at == at if at else abs(adopted.intent_at - time.time()) < 60
     newest, *_ = theirs.lab.store.jobs()
-    assert (newest.job_id == folder.name) == (at is None)
+    assert (newest.job_id == job_id) == (at is None)
 
 
 @pytest.mark.parametrize(
@@ -163,22 +167,17 @@ def test_an_adopted_job_is_as_old_as_its_id(
 def test_a_plan_that_is_not_this_jobs_is_refused(
     theirs: ToyLab, running: Plan, change: dict[str, Any], words: str
 ) -> None:
-    folder = theirs.root / "jobs" / "20260101-000000-toy-abcdef"
-    with pytest.raises(JobLost, match=f"no job {folder.name}"):
-        adopt(theirs.lab, theirs.host, folder.name, quiet)
-    shutil.copytree(theirs.root / "jobs" / running.job_id, folder)
-    try:
-        plan = json.loads((folder / "plan.json").read_text())
-        (folder / "plan.json").write_text(json.dumps({**plan, "job_id": folder.name, **change}))
-        with pytest.raises(RemoteError, match=words):
-            adopt(theirs.lab, theirs.host, folder.name, quiet)
-    finally:
-        shutil.rmtree(folder)
+    job_id = "20260101-000000-toy-abcdef"
+    with pytest.raises(JobLost, match=f"no job {job_id}"):
+        adopt(theirs.lab, theirs.host, job_id, quiet)
+    with copied(theirs, running, job_id, **change), pytest.raises(RemoteError, match=words):
+        adopt(theirs.lab, theirs.host, job_id, quiet)
     assert theirs.lab.store.jobs() == []
 
 
 def test_a_deleted_folder_is_a_lost_job_until_its_end_is_recorded(mine: ToyLab, theirs: ToyLab, running: Plan) -> None:
     adopt(theirs.lab, theirs.host, running.job_id, quiet)
+    mine.release()
     assert follow(mine.lab, mine.host, running.job_id, quiet) is None
     shutil.rmtree(mine.root / "jobs" / running.job_id)
     with pytest.raises(JobLost, match="was deleted before"):

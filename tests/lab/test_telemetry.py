@@ -1,7 +1,5 @@
 """Whole jobs that are watched: real samplers, and an nvidia-smi whose GPUs are a capture."""
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -115,7 +113,7 @@ def test_a_sampler_that_fails_costs_its_samples_alone(
     flagged = flags(toy_lab)
     assert flagged.keys() == {(uuids[0], "hw_thermal"), (uuids[0], "no_telemetry")}
     hard, reason = flagged[uuids[0], "no_telemetry"]
-    assert (hard, reason.startswith("no samples from nvidia-smi")) == (False, True)
+    assert (hard, reason.startswith("no samples")) == (False, True)
     assert (uuids[0], "clocks.sm") not in telemetry(toy_lab)
     wait_gone(int((folder / "sampler").read_text()))
 

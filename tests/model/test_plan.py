@@ -1,7 +1,5 @@
 """Plans over time: what an older dgxlab recorded is still read."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace
@@ -30,10 +28,10 @@ def test_gates_have_the_shapes_in_plans_that_they_had() -> None:
     greedy = GateStep("g", "a", GreedyGate("m"), commands)
     plan = Plan("J", "n", "e", (), (parity, greedy))
     assert from_json(Plan, to_json(plan)) == plan
-    one, other = to_json(plan)["steps"]
-    assert sorted(one) == ["argv", "arm", "env", "gate", "id", "kind", "like", "limit_s"]
-    assert sorted(other) == ["arm", "commands", "files", "gate", "id", "kind", "limit_s", "text"]
-    assert (one["kind"], one["env"], other["kind"]) == ("gate", {"A": "1"}, "check")
+    first, second = to_json(plan)["steps"]
+    assert sorted(first) == ["argv", "arm", "env", "gate", "id", "kind", "like", "limit_s"]
+    assert sorted(second) == ["arm", "commands", "files", "gate", "id", "kind", "limit_s", "text"]
+    assert (first["kind"], first["env"], second["kind"]) == ("gate", {"A": "1"}, "check")
 
 
 def test_waiting_is_no_part_of_the_work() -> None:

@@ -1,7 +1,5 @@
 """Decoded blocks against the gguf package's."""
 
-from __future__ import annotations
-
 import math
 import random
 import struct

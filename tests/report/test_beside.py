@@ -1,7 +1,5 @@
 """Published figures beside measured ones, against golden files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

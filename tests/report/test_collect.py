@@ -1,7 +1,5 @@
 """What a report finds: the newest valid run of each cell of one build on one host, and all that is not there."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any
@@ -135,11 +133,7 @@ def test_a_file_that_changed_is_another_model(store: Store) -> None:
     experiment = replace(SMALL, models={"q4k": FileModel("~/m.gguf")})
     for job, identity, value, cells in ((A, "file-old", 100.0, ("pp512", "tg32")), (B, "file-new", 200.0, ("pp512",))):
         session = Session(store, experiment, job, wanted=lambda model, env, cell, cells=cells: cell.label in cells)  # type: ignore[misc]
-        session.journal.build("h200")
-        for step in session.plan.steps:
-            if step.kind == "model":
-                session.model(step, model_id=identity)  # type: ignore[arg-type]
-        session.runs(numbers(value), model_id=identity).end()
+        session.build(model_id=identity).runs(numbers(value), model_id=identity).end()
     report = collect(store, "h200")
     assert speeds(report) == {"pp512": 200.0}
     assert [missing.labels for missing in report.missing] == [("tg32",)]
@@ -241,12 +235,7 @@ def test_tables_name_what_a_model_holds(store: Store) -> None:
         "requantised": True,
         "fidelity": {"ffn": near, "output": unknown},
     }
-    session = Session(store, SMALL, A)
-    session.journal.build("h200")
-    for step in session.plan.steps:
-        if isinstance(step, ModelStep):
-            session.model(step, contents=contents)
-    session.runs(numbers(100.0)).end()
+    Session(store, SMALL, A).build(contents=contents).runs(numbers(100.0)).end()
     report = collect(store, "h200")
     text = "q4k: qwen3, 1.50 B weights, Q4_0, 4.50 bits a weight, quantised twice: not for quality"
     assert form(report, "single-stream").provenance.models == (text,)

@@ -1,7 +1,5 @@
 """Every form against a golden file, and what each of them may be asked."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -178,7 +176,7 @@ def test_a_ratio_is_better_above_1_and_never_between_devices(store: Store, tmp_p
         apart = shown(other, form="steps", experiment="skew,h200")
     assert [row["ratio"] for row in beside_base.rows] == ["baseline", "2.00x", "of another device"]
     assert "different devices" not in beside
-    assert "- the rows are of different devices" in apart
+    assert "different devices" in apart
     assert "NVIDIA H200 GPU-2" in apart
 
 

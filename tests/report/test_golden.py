@@ -1,7 +1,5 @@
 """Whole reports against golden files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Markdown: nothing that is shown can become markup, nothing missing becomes a number."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Profiles in the record: the share table of one experiment, what a patch moved, and their pictures."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

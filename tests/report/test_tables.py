@@ -1,7 +1,5 @@
 """Which columns a table has, and how its rows are ordered."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -131,7 +129,7 @@ def test_a_cell_that_spreads_too_far_says_so(store: Store) -> None:
 
         return given
 
-    def said(job: str, *values: float) -> tuple[Flag, ...]:
+    def flags_of(job: str, *values: float) -> tuple[Flag, ...]:
         Session(store, experiment, job).build().runs(tool(*values)).end()
         report = collect(store, "h200")
         (table,) = report.tables
@@ -141,9 +139,9 @@ def test_a_cell_that_spreads_too_far_says_so(store: Store) -> None:
         return table.flags
 
     reason = "the MAD is above 5 % of the median, {} % at most; dgxlab run h200 --host h200 --again measures it again"
-    assert said("20261120-103001-h200-a", 28.66, 28.66) == ()
-    assert said("20261120-103002-h200-a", 28.65, 28.66) == (Flag(("pp512",), False, reason.format(5)),)
-    assert said("20261120-103003-h200-a", 28.65, 2.0) == (Flag((), False, reason.format(49)),)
+    assert flags_of("20261120-103001-h200-a", 28.66, 28.66) == ()
+    assert flags_of("20261120-103002-h200-a", 28.65, 28.66) == (Flag(("pp512",), False, reason.format(5)),)
+    assert flags_of("20261120-103003-h200-a", 28.65, 2.0) == (Flag((), False, reason.format(49)),)
     (compared,) = page(store, query({"form": "single-stream", "experiment": "h200"})).tables
     assert compared.flags == (Flag(("h200",), False, reason.format(49)),)
 

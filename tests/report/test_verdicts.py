@@ -1,7 +1,5 @@
 """The report of a session of two arms: every verdict with its reasons, and nothing before the end."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

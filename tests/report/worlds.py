@@ -195,13 +195,13 @@ class Session:
         self.journal = Journal(self.plan, host, at)
         self.journal.job()
 
-    def build(self) -> Session:
-        """Every arm has its build, every model is there."""
+    def build(self, **model: Any) -> Session:
+        """Every arm has its build, every model is there, with these changes."""
         for arm in self.plan.arms:
             self.journal.build(arm.name)
         for step in self.plan.steps:
             if isinstance(step, ModelStep):
-                self.model(step)
+                self.model(step, **model)
         return self
 
     def model(self, step: ModelStep, **changes: Any) -> None:

@@ -1,7 +1,5 @@
 """A toy project: a clone of a toy llama.cpp, a cache with its pin, and folders for patches and kernels."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

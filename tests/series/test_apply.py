@@ -1,7 +1,5 @@
 """The tree that series make of a pin: exact, the same for every user, and never in the wrong function."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """`export` turns a checkout into a series that gives the checkout's tree again."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

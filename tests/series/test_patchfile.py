@@ -1,7 +1,5 @@
 """Patch files as real git writes them are read exactly; anything else is refused."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

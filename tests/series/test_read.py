@@ -1,7 +1,5 @@
 """patches/ is read strictly, and every problem is named at once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The shipped series on the real pin."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

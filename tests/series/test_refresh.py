@@ -1,7 +1,5 @@
 """`refresh` carries a series to another pin by three-way merges, whole or not at all."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """A pin is taken from whichever source has it, and from no other."""
 
-from __future__ import annotations
-
 import os
 import re
 import select
@@ -21,6 +19,7 @@ import pytest
 
 from dgxlab.errors import SpecError
 from dgxlab.source.cache import LOCK, PinCache, cache_path, without_secrets
+from tests.machines import script
 from tests.repos import LLAMA, commit, git, quiet, upstream
 
 CHILD = """
@@ -299,9 +298,7 @@ def test_user_configuration_counts_for_fetching_only(
     """Rewritten URLs work; hooks and housekeeping of the user's do not reach the cache."""
     hooks = clone.parent / "hooks"
     trace = clone.parent / "was-here"
-    hooks.mkdir()
-    (hooks / "reference-transaction").write_text(f"#!/bin/sh\ntouch {trace}\n")
-    (hooks / "reference-transaction").chmod(0o755)
+    script(hooks / "reference-transaction", f"#!/bin/sh\ntouch {trace}\n")
     (Path.home() / ".gitconfig").write_text(
         f'[url "{clone.as_uri()}"]\n insteadOf = https://llama.invalid/llama.cpp\n[core]\n hooksPath = {hooks}\n'
         "[fetch]\n prune = true\n[protocol]\n version = 0\n[transfer]\n fsckObjects = true\n"

@@ -1,7 +1,5 @@
 """The git program as it is run here."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

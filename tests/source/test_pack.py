@@ -1,7 +1,5 @@
 """Packs, and the way a host takes them in: real git on both sides."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What comes from the package index: llama.cpp's sdist and wheels of build tools, made here and the real ones."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io
@@ -17,6 +15,7 @@ from dgxlab.errors import SpecError
 from dgxlab.source import PinCache
 from dgxlab.source.packages import WHEELS, SourceError, Wheel, fetch_wheel, find_wheel, pip_cause
 from tests.conftest import PIN
+from tests.machines import script
 from tests.repos import commit, git, quiet, upstream
 
 GITDIR = "toy_python-1.0/.git/modules/vendor/llama.cpp"
@@ -167,8 +166,7 @@ def test_hostile_archive(pin: str, gitdir: Path, cache: PinCache, tmp_path: Path
         link.name: link,
         folder.name: folder,
     }
-    (tmp_path / "evil").write_text(evil)
-    (tmp_path / "evil").chmod(0o755)
+    script(tmp_path / "evil", evil)
     before = {path.name for path in tmp_path.iterdir()}
     path = archive(tmp_path / "toy.tar.gz", gitdir, extra=extra)
     cache.ensure(pin, [str(path)], quiet)

@@ -1,7 +1,5 @@
 """Every test of specs runs in an empty folder, so that errors name files by short paths."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

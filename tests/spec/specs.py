@@ -1,7 +1,5 @@
 """Specs that the tests start from, and what they are read with."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Gates on a model, and the models that they need: what a spec may say, and what it is refused for."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

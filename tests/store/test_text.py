@@ -1,7 +1,5 @@
 """The record as text: what git shows of a commit that added to it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

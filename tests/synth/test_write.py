@@ -33,7 +33,7 @@ def read(path: Path) -> tuple[Fields, Fields]:
     return fields, {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
 
 
-def made(folder: Path, recipe: SyntheticModel = SMALL, vocabulary: Path | None = None) -> tuple[Fields, Fields]:
+def written(folder: Path, recipe: SyntheticModel = SMALL, vocabulary: Path | None = None) -> tuple[Fields, Fields]:
     synth.write(recipe, folder / "m.gguf", vocabulary)
     return read(folder / "m.gguf")
 
@@ -48,14 +48,14 @@ def test_the_same_recipe_gives_the_same_bytes_in_another_process(folder: Path) -
 
 
 def test_a_tensors_weights_depend_on_seed_and_name_alone(folder: Path) -> None:
-    (_, a), (_, b), (_, c) = (made(folder, replace(SMALL, **change)) for change in ({}, {"n_layer": 3}, {"seed": 1}))
+    (_, a), (_, b), (_, c) = (written(folder, replace(SMALL, **change)) for change in ({}, {"n_layer": 3}, {"seed": 1}))
     assert np.array_equal(a["blk.0.attn_q.weight"], b["blk.0.attn_q.weight"])
     assert not np.array_equal(a["blk.0.attn_q.weight"], c["blk.0.attn_q.weight"])
     assert not np.array_equal(a["blk.0.attn_q.weight"], a["blk.1.attn_q.weight"])
 
 
 def test_tensors_and_metadata_are_the_recipes(folder: Path) -> None:
-    fields, tensors = made(folder)
+    fields, tensors = written(folder)
     wanted = {
         "general.architecture": "llama",
         "general.file_type": 1,
@@ -90,7 +90,7 @@ def test_tensors_and_metadata_are_the_recipes(folder: Path) -> None:
 
 
 def test_weights_are_gaussian_at_trained_scale(folder: Path) -> None:
-    _, tensors = made(folder, replace(SMALL, n_embd=256, n_ff=1024))
+    _, tensors = written(folder, replace(SMALL, n_embd=256, n_ff=1024))
     up = tensors["blk.0.ffn_up.weight"].astype(np.float64).ravel()
     assert abs(up.mean()) < 2e-4
     assert up.std() == pytest.approx(0.02, rel=0.01)
@@ -188,8 +188,8 @@ def vocabulary(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_tokenizer_is_the_vocabularys_and_nothing_else_is(folder: Path, vocabulary: Path) -> None:
-    of_text, weights = made(folder, replace(SMALL, vocab="llama-spm", vocab_pin="a" * 40), vocabulary)
-    (of_mute, others), (wanted, _) = made(folder), read(vocabulary)
+    of_text, weights = written(folder, replace(SMALL, vocab="llama-spm", vocab_pin="a" * 40), vocabulary)
+    (of_mute, others), (wanted, _) = written(folder), read(vocabulary)
     tokenizer = {name: value for name, value in wanted.items() if name.startswith("tokenizer.")}
     assert len(tokenizer) == 6
     assert {name: value for name, value in of_text.items() if name.startswith("tokenizer.")} == tokenizer
@@ -219,7 +219,7 @@ def test_another_number_of_tokens_is_refused(folder: Path, vocabulary: Path, mon
 
 
 def test_every_matrix_of_a_layer_has_a_scale(folder: Path) -> None:
-    (_, scaled), (_, plain) = made(folder, replace(SMALL, scales=True)), made(folder)
+    (_, scaled), (_, plain) = written(folder, replace(SMALL, scales=True)), written(folder)
     scales = {name: value for name, value in scaled.items() if name.endswith(".scale")}
     assert len(scales) == 7 * SMALL.n_layer
     assert {(value.dtype.str, value.shape) for value in scales.values()} == {("<f4", (1,))}

@@ -1,7 +1,5 @@
 """Traces: what becomes of one, and every trace that is refused. The captured one is of a small CUDA program."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -38,11 +36,11 @@ def problem(text: str) -> str:
 
 def test_a_captured_trace_has_every_node_of_its_graphs() -> None:
     """37 passes: a first one, then four times a prompt of six launches and eight graphs of twelve nodes."""
-    found = passes(CAPTURED.read_text())
-    assert [each.tokens for each in found] == [16, *[32, *[1] * 8] * 4]
-    counts = [{kernel: len(ns) for kernel, ns in each.kernels.items()} for each in found]
+    phases = passes(CAPTURED.read_text())
+    assert [each.tokens for each in phases] == [16, *[32, *[1] * 8] * 4]
+    counts = [{kernel: len(ns) for kernel, ns in each.kernels.items()} for each in phases]
     eager = {"mul_mat_q<40>": 1, "rms_norm_f32": 1, "mul_mat_q<8>": 2, "[memcpy device to device]": 1, "[memset]": 1}
-    assert [each == eager for each in counts] == [each.tokens > 1 for each in found]
+    assert [each == eager for each in counts] == [each.tokens > 1 for each in phases]
     assert all(each == {kernel: 2 * n for kernel, n in eager.items()} for each in counts[2:10])
     assert not any("host to device" in kernel for each in counts for kernel in each)  # loading is in no pass
 
@@ -127,7 +125,7 @@ def test_repetitions_that_differ_are_refused() -> None:
 
 
 def test_time_0_is_refused() -> None:
-    assert "time of broken is 0" in problem(output(128, 4, [1, 32], {"broken(float*)": [0], **KERNELS}))
+    assert "of broken is 0" in problem(output(128, 4, [1, 32], {"broken(float*)": [0], **KERNELS}))
     assert "kernel time is 0" in problem(output(128, 4, [1, 32], {}))
 
 

@@ -1,7 +1,5 @@
 """Traces as kernels/trace writes them, and what llama-batched-bench prints above them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 PROGRAM = "/build/bin/llama-batched-bench"

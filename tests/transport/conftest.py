@@ -1,7 +1,5 @@
 """One sshd for the session, and for each test a client with a ~/.ssh of its own."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The agent as one file."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys

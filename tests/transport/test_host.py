@@ -1,7 +1,5 @@
 """The agent's verbs as methods, on this machine."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,6 +15,7 @@ from dgxlab.transport.bundle import bundle
 from dgxlab.transport.host import Host, HostJob, JobStatus
 from dgxlab.transport.local import LocalTransport
 from tests import toy
+from tests.machines import script
 
 
 @pytest.fixture
@@ -48,19 +47,13 @@ def test_what_a_verb_reads_is_sent_whole_though_the_agent_was_missing(host: Host
     assert host.probe([pin]).missing == ()
 
 
-def script(path: Path, text: str) -> str:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return str(path)
-
-
 def saying(folder: Path, answer: str, *, rc: int = 0) -> Host:
     """Return a host on which everything that is asked for is answered so: on stdout, or after a failure on stderr."""
     (folder / "answer").write_text(answer)
     host = Host(LocalTransport(str(folder / "root")))
     host.probe()
-    host.transport.python = script(folder / "python", f"cat '{folder}/answer' >&{2 if rc else 1}; exit {rc}")
+    text = f"#!/bin/sh\ncat '{folder}/answer' >&{2 if rc else 1}; exit {rc}\n"
+    host.transport.python = str(script(folder / "python", text))
     return host
 
 
@@ -173,7 +166,8 @@ def test_settings_are_for_the_agent_alone(tmp_path: Path) -> None:
     way = Watched(str(tmp_path / "root"))
     real = way.python
     seen = 'tr "\\0" " " </proc/$$/cmdline; printf %s "$DGXLAB_HOST"'
-    way.python = script(tmp_path / "python", f"{{ {seen}; }} >'{tmp_path}/seen'\nexec '{real}' \"$@\"")
+    text = f"#!/bin/sh\n{{ {seen}; }} >'{tmp_path}/seen'\nexec '{real}' \"$@\"\n"
+    way.python = str(script(tmp_path / "python", text))
     host = Host(way, HostEntry("box", env={"HF_TOKEN": secret}))
     assert host.probe(models=["/é/own.gguf"]).models == {"/é/own.gguf": None}
     command, settings = (tmp_path / "seen").read_text().rsplit('{"env"', 1)
@@ -183,7 +177,7 @@ def test_settings_are_for_the_agent_alone(tmp_path: Path) -> None:
 
 def test_settings_reach_the_agent(tmp_path: Path) -> None:
     for tool in ("cmake", "ninja"):
-        script(tmp_path / "bin" / tool, "echo 'cmake version 99'")
+        script(tmp_path / "bin" / tool, "#!/bin/sh\necho 'cmake version 99'\n")
     entry = HostEntry("box", path_prepend=(str(tmp_path / "bin"),))
     facts = Host(LocalTransport(str(tmp_path / "root")), entry).probe().facts
     assert facts.toolchain.cmake == "cmake version 99"

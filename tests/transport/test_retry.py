@@ -1,7 +1,5 @@
 """A lost host is tried again, with growing pauses and an end; a journal is read on from where it was cut."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import threading
@@ -33,17 +31,10 @@ QUICKLY = (0.01,) * 40
 SLOW = {"TOY": "slow"}
 
 
-@pytest.fixture(scope="module")
-def toys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
-    """The toy's repository, a host folder whose builds the tests here share, and the pin."""
-    folder = tmp_path_factory.mktemp("toy")
-    return folder / "repository", folder / "root", toy.make_repository(folder / "repository")
-
-
 @pytest.fixture
-def far_lab(toys: tuple[Path, Path, str], proxy: Proxy, reach: Reach, tmp_path: Path) -> Iterator[ToyLab]:
+def far_lab(shared: tuple[Path, Path, str], proxy: Proxy, reach: Reach, tmp_path: Path) -> Iterator[ToyLab]:
     """A lab whose host is behind the proxy."""
-    repository, root, pin = toys
+    repository, root, pin = shared
     (tmp_path / "lab" / "patches").mkdir(parents=True)
     store = Store.open(tmp_path / "lab" / "results.db")
     host = Host(reach(root=str(root)))

@@ -1,7 +1,5 @@
 """Commands over a real sshd: bytes in, bytes out, the status, and nothing that the login shell adds."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import signal

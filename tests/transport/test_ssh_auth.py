@@ -1,7 +1,5 @@
 """Signing in with keys, as ssh does it without prompts."""
 
-from __future__ import annotations
-
 import getpass
 import shutil
 import socket

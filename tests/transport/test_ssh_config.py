@@ -1,7 +1,5 @@
 """The way to a host is ssh's own: whatever its configuration says, read by ssh itself."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +10,7 @@ from dgxlab.errors import HostError
 from dgxlab.transport.base import HostLost
 from dgxlab.transport.ssh import SshTransport
 from dgxlab.transport.ssh_config import route
+from tests.machines import script
 from tests.sshd import Sshd, sshd
 from tests.transport.conftest import Client, Keys, Reach
 from tests.transport.test_ssh import denied, run
@@ -170,11 +169,8 @@ def test_no_shell_reads_a_hosts_name(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """An older ssh takes any name, and a ProxyCommand with the name in it is read by a shell."""
-    stub = tmp_path / "bin" / "ssh"
-    stub.parent.mkdir()
     says = 'echo "hostname $word"; echo "user me"; echo "port 22"; echo "proxycommand nc %h %p"'
-    stub.write_text(f"#!/bin/sh\nfor word; do :; done\n{says}\n")
-    stub.chmod(0o755)
+    stub = script(tmp_path / "bin" / "ssh", f"#!/bin/sh\nfor word; do :; done\n{says}\n")
     monkeypatch.setenv("PATH", str(stub.parent), prepend=":")
     (hop,) = route("box")
     assert hop.proxy_command == "nc box 22"

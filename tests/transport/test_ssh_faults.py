@@ -1,7 +1,5 @@
 """A bad network: whatever it does, a command's outcome is whole and right, or unknown, and never a hang."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

@@ -1,7 +1,5 @@
 """The real llama.cpp over a real sshd: what the README says, and the quickstart killed and cut."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The program over a real sshd: one line in hosts.yaml is all that changes, and what is wrong there is told."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -174,9 +172,7 @@ def test_host_without_python(bare_project: Path, bare: Sshd) -> None:
 
 def test_host_with_an_old_python(bare_project: Path, bare: Sshd, tmp_path: Path) -> None:
     """Its version is named, not the first line of ours that it does not understand."""
-    old = tmp_path / "bin" / "python3"
-    old.write_text(OLD.format(python=sys.executable))
-    old.chmod(0o755)
+    machines.script(tmp_path / "bin" / "python3", OLD.format(python=sys.executable))
     (only,) = of_box(bare_project).values()
     assert " python3 of version 3.8, " in only["text"]
 

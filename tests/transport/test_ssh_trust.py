@@ -1,7 +1,5 @@
 """No command and no key of ours goes to a host whose key is not trusted."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac
