@@ -52,7 +52,10 @@ def differences(baseline: Experiment, candidate: Experiment) -> list[Difference]
 
 
 def refuse(differ: Iterable[Difference], allow: Collection[str], path: str) -> None:
-    """Raise SpecError, on the spec `path`, if a difference is of a kind that MUST_AGREE has and `allow` does not."""
+    """Raise SpecError if the specs of two arms differ in one of MUST_AGREE, unless that kind is in `allow`.
+
+    The error names all of them; `path` is the candidate's spec, which it tells the user to edit.
+    """
     wrong = [each for each in differ if each.what in MUST_AGREE and each.what not in allow]
     if wrong:
         allowing = " ".join(f"--allow {kind}" for kind in MUST_AGREE if kind in {each.what for each in wrong})

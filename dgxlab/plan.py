@@ -117,7 +117,7 @@ def session_name(baseline: Experiment, candidate: Experiment) -> str:
 
 
 def make_arm(experiment: Experiment, source: model.Source) -> Arm:
-    """Return the arm that builds an experiment from `source`, with our defaults for cmake definitions."""
+    """Return the arm of an experiment: `source`, to be built with its cmake definitions and dgxlab's defaults."""
     defaults = {
         "CMAKE_BUILD_TYPE": "Release",
         "CMAKE_BUILD_RPATH_USE_ORIGIN": "ON",

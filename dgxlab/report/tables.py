@@ -280,9 +280,10 @@ CEILING = "% of ceiling"
 
 
 def ceiling_share(evidence: Evidence, cell: Measured) -> str | None:
-    """Return, as text, the speed of generation in percent of the memory bandwidth over the bytes that a token reads.
+    """Return the measured tokens a second in percent of the ceiling, as text: `68.1`.
 
-    None for prompts, or if the bandwidth or the model's bytes are unknown.
+    The ceiling is the GPU's documented bandwidth divided by the bytes of weights that a token reads. None for prompts,
+    or if one of both is unknown.
     """
     params = {**cell.ask.cell.params, **cell.ask.cell.fixed}
     peaks = roofline.together(evidence.device.names) if evidence.device else None

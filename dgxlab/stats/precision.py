@@ -90,8 +90,9 @@ def shared_error(spread: float, valid: int, pairs: int, triples: Sequence[Sequen
 def rounding(chain: Chain) -> float:
     """Return the standard error that the rounding of printed values adds to the mean of d.
 
-    It is 0 for an arm whose noise is above half of the last printed digit: there s_d includes rounding. Otherwise all
-    runs of the arm are rounded alike, which no number of runs averages away: a last digit u adds u / sqrt(12).
+    d is the log of candidate by baseline in a cycle. An arm with noise above half a unit u of the last printed digit
+    adds nothing: its noise includes rounding. All runs of any other arm may be rounded alike, which no number of runs
+    averages away; it adds u / (its mean * sqrt(12)). The two arms' errors are added as squares.
     """
     arms = [[value for value in arm if value is not None] for arm in (chain.a, chain.b)]
     # lower bound of the printed decimal places: some of many values does not end in 0
@@ -152,9 +153,10 @@ def cycles_to_detect(effect: float, noise: float, claims: int = 1) -> int | None
 
 
 def planned_cycles(bounds: Iterable[float | None], effect: float, claims: int = 1) -> int:
-    """Return how many cycles to plan for detecting `effect`, within `cycle_range`.
+    """Return how many cycles to plan for detecting an effect, a share of the baseline; at most `cycle_range` allows.
 
-    `bounds` has the `sigma_bound` of each comparison, None if unknown; the largest decides.
+    `bounds` has the `sigma_bound` of each comparison. The largest decides; None, an unknown one, is larger than all.
+    `claims` is the number of comparisons in the session, whose verdicts together may be wrong in 1 %.
     """
     least, most = cycle_range(claims)
     noise = max((math.inf if bound is None else bound for bound in bounds), default=math.inf)

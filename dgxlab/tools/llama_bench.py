@@ -32,7 +32,10 @@ AXES = {
 
 
 def parse(stdout: str, cells: Sequence[Cell]) -> Parsed:
-    """Parse avg_ts (t/s) of each cell: one sample per repetition; the first is cold and discarded."""
+    """Parse JSON lines of llama-bench: of each cell, avg_ts (t/s) with its `samples_ts`; the first one is discarded.
+
+    The first repetition is slower than the others, as it is cold.
+    """
     rows, problems = json_rows(stdout, PROGRAM)
     return match_rows(cells, [row for row in rows if row is not None], _read, problems)
 
