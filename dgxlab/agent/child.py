@@ -69,7 +69,7 @@ class Ended:
         return self.timed_out or self.too_long
 
     def reason(self, program: str, limit_s: float, last: str = "") -> Reason:
-        """Return why the program, which is not `ok`, failed; `last` is the last line that it printed."""
+        """Return why the program, which is not `ok`, failed; `limit_s` was its time limit, `last` its last line."""
         more = {"program": program, **({"last": last} if last else {})}
         if self.too_long:
             return reason(Code.TOO_LONG, mib=OUTPUT_LIMIT >> 20, **more)

@@ -205,5 +205,5 @@ def sentence(code: str, params: Mapping[str, Any]) -> str:
 
 
 def says_not_engaged(words: str) -> bool:
-    """Return whether a reason's sentence means that the path under test did not run; the record has no codes."""
+    """Return whether the sentence of a reason, which the record keeps, says that the path under test did not run."""
     return words.startswith(_NOT_ENGAGED)

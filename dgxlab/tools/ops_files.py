@@ -215,7 +215,7 @@ def is_set(columns: Columns, name: str) -> bool:
 
 
 def failure(columns: Columns) -> str:
-    """Return why the values of a row do not count: its case did not pass; "" if it did."""
+    """Return why a row's values do not count, if its case did not pass; "" if it passed."""
     return "" if is_set(columns, "passed") else f"it did not pass ({columns.get('error_message') or 'no reason given'})"
 
 
