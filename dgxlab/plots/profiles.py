@@ -22,12 +22,12 @@ def bars(tables: Sequence[Table]) -> Figure:
     looks = dict(zip(groups, itertools.cycle((colour, hatch) for hatch in HATCHES for colour in COLOURS), strict=False))
     with new(1.0 + BAR * len(tables)) as figure:
         axes = figure.add_subplot()
-        for place, table in enumerate(tables):
+        for number, table in enumerate(tables):
             left = 0.0
             for row in table.rows:
                 share, (colour, hatch) = row["share_pct"], looks[group := str(row["group"])]
                 assert isinstance(share, float)
-                axes.barh(place, share, 0.6, left, color=colour, hatch=hatch, edgecolor="white", label=group)
+                axes.barh(number, share, 0.6, left, color=colour, hatch=hatch, edgecolor="white", label=group)
                 left += share
         axes.set_yticks(range(len(tables)), [_name(table) for table in tables])
         axes.invert_yaxis()

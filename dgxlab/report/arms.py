@@ -182,13 +182,13 @@ def concurrency(arms: Sequence[Evidence]) -> Table:
     every = [settings_with_model(CONCURRENCY, cell.ask) for cell in cells]
     varying = varying_of(every)
 
-    def place(ask: CellAsk) -> str:
+    def row_key(ask: CellAsk) -> str:
         return repr(sorted({**CONCURRENCY.lead(ask), **settings_with_model(CONCURRENCY, ask)}.items()))
 
     rows: dict[str, dict[str, Value]] = {}
-    for ask in sorted(distinct_asks(cells, place), key=lambda ask: sort_key(CONCURRENCY, ask)):
+    for ask in sorted(distinct_asks(cells, row_key), key=lambda ask: sort_key(CONCURRENCY, ask)):
         others = {key: settings_with_model(CONCURRENCY, ask).get(key) for key in varying}
-        rows[place(ask)] = {
+        rows[row_key(ask)] = {
             **{key: others[key] for key in varying[:1] if key == "model"},
             **CONCURRENCY.lead(ask),
             **others,
@@ -198,7 +198,7 @@ def concurrency(arms: Sequence[Evidence]) -> Table:
         for metric in ("speed_pp", "speed_tg"):
             key = f"{metric}.{number}"
             for cell in arm.measured:
-                rows[place(cell.ask)][key] = cell.quantities.get(metric)
+                rows[row_key(cell.ask)][key] = cell.quantities.get(metric)
             label = units.metric(metric).label
             columns.append(Column(key, f"{arm.name} {label}" if len(arms) > 1 else label, metric))
     return side_by_side("concurrency", "Concurrency", arms, columns, rows.values(), settings=common(every))

@@ -71,13 +71,13 @@ class Query:
     form: str
     experiment: tuple[str, ...] = ()  # the newest session of each is shown
     session: tuple[str, ...] = ()  # job ids; each shows only its own results
-    baseline: str = ""  # the baseline of steps and verdicts
+    baseline: str = ""  # the experiment that steps and verdicts compare with
     host: str = ""
     model: str = ""
     cells: tuple[str, ...] = ()  # such as `q4_K n=512` or `pp512`
-    published: tuple[str, ...] = ()  # published figures to add, such as `seed000 MMQ`
-    table: tuple[str, ...] = ()  # names of published tables
-    source: tuple[str, ...] = ()  # published figures alone
+    published: tuple[str, ...] = ()  # published figures to add to measured numbers, such as `seed000 MMQ`
+    table: tuple[str, ...] = ()  # names of tables of published figures
+    source: tuple[str, ...] = ()  # published figures to show alone
     file: tuple[str, ...] = ()  # imported files, by name or the beginning of their id; () lists all
     columns: tuple[str, ...] = ()  # by their labels, in this order; () for the usual ones
     wide: bool = False
@@ -162,7 +162,7 @@ class Ask:
     cells: tuple[CellAsk, ...]
     gates: Mapping[str, Gate]  # by gate_digest
     models: Mapping[str, Model]
-    host: str = ""  # the user's name of it
+    host: str = ""  # its name in hosts.yaml
     device_id: str | None = None  # None for any device
     protocol: int = PROTOCOL
     session: str | None = None  # only this job's results; None for the newest of any job

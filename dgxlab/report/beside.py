@@ -153,7 +153,7 @@ class _SeriesKey(NamedTuple):
     model: str
     quant: str
     more: str
-    variant: str  # the measured thing, from the beginning of the notes
+    variant: str  # what was measured, from the beginning of the notes
     again: str = ""
 
 
@@ -163,7 +163,7 @@ class Series:
 
     label: str  # says that it is published, and what distinguishes it
     name: str  # its name in tables: the label, or a letter if that is long
-    shared: tuple[str, ...]  # shared with the other series
+    shared: tuple[str, ...]  # words that all series have, such as the engine: a note has them
     variant: str
     figures: Mapping[_CellMetric, Figure]  # by cell and metric
 
@@ -181,8 +181,8 @@ def matching_series(form: str, patterns: Sequence[str]) -> list[Series]:
     groups: dict[_SeriesKey, dict[_CellMetric, Figure]] = {}
     # operations last: they join the series of their prompts
     for figure in sorted(chosen, key=lambda figure: (abouts[figure].metric == "flops", figure.line)):
-        place = abouts[figure][:2]
-        groups.setdefault(_group(groups, _words(figure, abouts[figure]), place), {})[place] = figure
+        measured = abouts[figure][:2]
+        groups.setdefault(_group(groups, _words(figure, abouts[figure]), measured), {})[measured] = figure
     varying = {name for name, *values in zip(_SeriesKey._fields, *groups, strict=True) if len(set(values)) > 1}
     first = next(iter(groups))._asdict()
     shared = tuple(word for name, word in first.items() if word and name not in varying)[2:]
@@ -205,15 +205,15 @@ def _words(figure: Figure, about: About) -> _SeriesKey:
 
 
 def _group(
-    groups: Mapping[_SeriesKey, Mapping[_CellMetric, Figure]], words: _SeriesKey, place: _CellMetric
+    groups: Mapping[_SeriesKey, Mapping[_CellMetric, Figure]], words: _SeriesKey, measured: _CellMetric
 ) -> _SeriesKey:
     """Return the first series that a figure fits into, else a new one; operations join the series of their prompts."""
     if words.variant:
         for other, figures in groups.items():
-            if place not in figures and all(mine in ("", theirs) for mine, theirs in zip(words, other, strict=True)):
+            if measured not in figures and all(mine in ("", theirs) for mine, theirs in zip(words, other, strict=True)):
                 return other
     again = 1
-    while place in groups.get(words, {}):
+    while measured in groups.get(words, {}):
         again += 1
         words = words._replace(again=f"({again})")
     return words
@@ -224,7 +224,7 @@ def _name(words: _SeriesKey, figures: Mapping[_CellMetric, Figure], varying: Set
     return ": ".join(filter(None, (label(next(iter(figures.values()))), " ".join(own))))
 
 
-_Placed = list[tuple[Series, str, Figure]]  # each figure in a table with its series and its place in words
+_Placed = list[tuple[Series, str, Figure]]  # each figure in a table with its series and its position in words
 
 
 def rows_beside(every: Sequence[Series], table: Table, column_of: Callable[[Row], str | None]) -> Table:
@@ -304,12 +304,14 @@ def _notes(every: Sequence[Series], placed: _Placed, left: Sequence[Figure], whe
         count = f"{len(left)} published {'figure' if len(left) == 1 else 'figures'}"
         named = ", ".join(some(names))
         sentences.append(f"{count} asked for are of none of these {where}: {named}; form=published has them")
-    excess = [Remark((f"{series.name} at {place}",), entry.excess) for series, place, entry in placed if entry.excess]
+    excess = [
+        Remark((f"{series.name} at {position}",), entry.excess) for series, position, entry in placed if entry.excess
+    ]
     shown = {series.name: series.label for series, _, _ in placed}
     remarks = [Remark((name,), label) for name, label in shown.items() if name != label]
     groups = grouped(
-        ((series.name, entry.notes), place)
-        for series, place, entry in placed
+        ((series.name, entry.notes), position)
+        for series, position, entry in placed
         if entry.notes not in (*UNREMARKABLE, series.variant)
     )
     remarks += [Remark((f"{name} at {', '.join(some(places))}",), notes) for (name, notes), places in groups.items()]

@@ -106,10 +106,10 @@ class Measured:
     """A cell with its newest valid run and its numbers; of a chain, the arm's last run, and means over its runs."""
 
     ask: CellAsk
-    run: Row  # of RUNS
+    run: Row  # its row of RUNS
     quantities: Mapping[str, Number]  # by metric
     conditions: Conditions = field(default_factory=dict)
-    flags: tuple[Row, ...] = ()  # of FLAGS; in a chain, flags of the same kind are merged
+    flags: tuple[Row, ...] = ()  # rows of FLAGS; of a chain, one row for each kind
 
 
 Lost = tuple[Row, tuple[CellAsk, ...]]
@@ -121,8 +121,8 @@ class Evidence:
     """What the record has for an `Ask`, all of one build on one device."""
 
     ask: Ask
-    name: str  # the arm's name in tables
-    host: str  # the host's names (the user's and its own) and its device
+    name: str  # the arm's name in tables, unique in its table
+    host: str  # the host's name in hosts.yaml, its own name, and the device
     build_id: str | None = None  # the newest build with evidence
     device: Device | None = None
     contents: Mapping[str, str] = field(default_factory=dict)  # `inputs.contents` by model, where it is known

@@ -195,16 +195,16 @@ def _moved(
         if abs(moved) < least:
             continue
         row: dict[str, Value] = {lead: name, "moved": f"{moved:+.4g}", "moved_us": moved}
-        for place, each in enumerate(pair):
-            if name in times[place]:
-                us = times[place][name]
-                row[f"us.{place}"] = Number("step_us", "us", None, value=us)
-                row[f"share.{place}"] = f"{100 * us / each.us:.1f}"
+        for number, each in enumerate(pair):
+            if name in times[number]:
+                us = times[number][name]
+                row[f"us.{number}"] = Number("step_us", "us", None, value=us)
+                row[f"share.{number}"] = f"{100 * us / each.us:.1f}"
         rows.append(row)
     columns = [Column(lead, lead)]
-    for place, each in enumerate(pair):
-        columns.append(Column(f"us.{place}", each.arm.name, "step_us"))
-        columns.append(Column(f"share.{place}", "share (%)", numeric=True))
+    for number, each in enumerate(pair):
+        columns.append(Column(f"us.{number}", each.arm.name, "step_us"))
+        columns.append(Column(f"share.{number}", "share (%)", numeric=True))
     columns.append(Column("moved", "moved (us)", numeric=True))
     arms = [each.arm for each in pair]
     return side_by_side("profile", title, arms, columns, rows, settings={"model": pair[0].cell.ask.model}, notes=notes)

@@ -100,7 +100,7 @@ def _table(
         for column in columns:
             if isinstance(value := row.get(column.key), Figure):
                 figures.append((f"{column.label.partition(' (')[0]} at {name}", value))
-    notes = grouped((figure.notes, place) for place, figure in figures if noted and figure.notes not in UNREMARKABLE)
+    notes = grouped((figure.notes, where) for where, figure in figures if noted and figure.notes not in UNREMARKABLE)
     every = (*(figure for _, figure in figures), *also)
     host = ", ".join(dict.fromkeys(entry.host for entry in every))
     remarks = (*(Remark(tuple(labels), text) for text, labels in notes.items()), *extra)

@@ -17,7 +17,7 @@ class Number:
     """One metric of one cell: exactly one of `median`, `mean` and `value` is set."""
 
     metric: str  # a name of `units`, or a tool's own
-    unit: str  # the metric's stored one
+    unit: str  # the unit in which the metric is stored
     n: int | None  # number of values or runs; None if an imported file lacks it
     spread: float | None = None  # scaled MAD, or what the tool printed; None for a single value
     median: float | None = field(default=None, metadata=LATER)
@@ -65,13 +65,13 @@ def columns(keys: str, numeric: str = "", **labels: str) -> tuple[Column, ...]:
 class Provenance:
     """Where the numbers of one arm come from."""
 
-    experiment: str  # or the arm in a session of two
+    experiment: str  # the arm's name
     sessions: tuple[str, ...]  # job ids, oldest first
     pin: str
     series: tuple[SeriesRef, ...]
     tree: str
     build_id: str | None
-    host: str  # the user's name of it, its own name, and the device
+    host: str  # its name in hosts.yaml, its own name, and the device
     dirty: bool = False
     synthetic: tuple[str, ...] = ()  # names of the models that were made from a recipe
     device: Device | None = None
@@ -168,7 +168,7 @@ class Table:
     conditions: Conditions = field(default_factory=dict)
     flags: tuple[Flag, ...] = ()  # the hard ones first
     beside: Beside | None = None
-    kind: str = field(default="", metadata=LATER)  # of several "arms", of a "session", "published" or "imported"
+    kind: str = field(default="", metadata=LATER)  # "arms", "session" of two, "published", "imported"; "": one arm
     notes: tuple[str, ...] = field(default=(), metadata=LATER)
     origins: tuple[Origin, ...] = field(default=(), metadata=LATER)  # of experiments side by side
     candidate: Provenance | None = field(default=None, metadata=LATER)  # of a session, unless it is an A/A
@@ -196,13 +196,13 @@ class Missing:
 
 @dataclass(frozen=True)
 class Failure:
-    """A gate or run that does not count, or a session that ended in any other way than done."""
+    """A gate or run that does not count, or a session that is not done."""
 
     session: str
     what: str  # the gate, the run with its cells, or "session"
     status: str  # failed, discarded, lost, cancelled, running, rejected
     reason: str
-    again: bool = False  # it was repeated later, and then it counted
+    again: bool = False  # a later repetition of it counted
     kind: str = "run"  # session, gate or run
 
 
@@ -223,8 +223,8 @@ class SessionReport(Report):
 
     session: str = ""
     kind: str = ""  # ab, screen or noise
-    ended: bool = True  # results of its chains are hidden before
-    verdict: str = ""  # the whole session's word
+    ended: bool = True  # else the results of its chains are hidden
+    verdict: str = ""  # `judgement.session_verdict` of its comparisons
     counts: Mapping[str, int] = field(default_factory=dict)  # rows by verdict
     summary: str = ""
     differences: tuple[Difference, ...] = ()

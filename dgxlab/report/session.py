@@ -31,7 +31,7 @@ ENDS = {
     "cancelled": "it was cancelled",
     "failed": "it ended with an error",
 }
-"""What the state of a session means that did not end well."""
+"""What it means that a session is in a state other than done."""
 
 RUNS = """SELECT run_id, chain, role, cycle, position, arm, tool, status, reason, started, seconds,
                  json_extract(inflated(before), '$.pinned') AS pinned

@@ -76,7 +76,7 @@ FORMS: Mapping[str, Form] = {BY_FORM[form.name]: form for form in (OPS, SINGLE_S
 
 
 def tables(evidence: Evidence) -> list[Table]:
-    """Return every table that an arm has results for: gates, then measured cells."""
+    """Return the tables of an arm: the gates that it should have passed, then what was measured."""
     groups = grouped(
         ((tool, form.title(cell.ask)), cell)
         for tool, form in FORMS.items()

@@ -268,8 +268,8 @@ def _values(kind: str, row: _Comparison, medians: Medians) -> dict[str, Value]:
     judged, verdict, metric = row.judged, row.verdict, units.metric(row.judged.comparison.metric)
 
     def mean(role: str, ask: CellAsk) -> Number | None:
-        place = (row.chain.id, role, ask.cell.key, metric.name)
-        return None if verdict.verdict == "invalid" else mean_of(judged, role, metric.name, medians[place])
+        key = (row.chain.id, role, ask.cell.key, metric.name)
+        return None if verdict.verdict == "invalid" else mean_of(judged, role, metric.name, medians[key])
 
     if kind == "noise":  # the floor measured here; else the floor that decided on promotion
         floor = noise_floor(verdict) or None

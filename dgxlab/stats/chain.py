@@ -103,7 +103,7 @@ class Chain:
     def flawed(self) -> Mapping[int, str]:
         """Return the invalid cycles that extra cycles may replace, each with the reason.
 
-        Cycles at a step are not among them: measured values must not decide how long a chain runs.
+        From protocol STEPS on, cycles at a step are not among them: values must not decide how long a chain runs.
         """
         return self.invalid_cycles() if self.protocol < STEPS else self.flaws
 

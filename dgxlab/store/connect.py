@@ -24,7 +24,7 @@ MOUNTS = Path("/proc/self/mounts")
 # file systems with locks by another machine or process: neither SQLite's locks nor its WAL are safe there
 NETWORK = frozenset({"nfs", "nfs4", "9p", "cifs", "smb3", "smbfs", "fuse.sshfs", "afs", "fuse.rclone", "fuse.davfs2"})
 COPY = re.compile(r"\d{8}T\d{6}\.\d{6}Z-v\d+\.db")
-KEEP = 7  # copies
+KEEP = 7  # number of backup copies
 ABANDONED_S = 3600.0  # age of an incomplete copy whose process was killed
 INTERNAL = ("sqlite_", "_sqlite_migrations")  # name prefixes of tables made by SQLite and sqlite_utils
 

@@ -14,7 +14,7 @@ from dgxlab.errors import UsageError
 from dgxlab.model import Check, Device, ParityGate, Plan, canonical, digest, from_json, subject, to_json
 
 RANK = {"intended": 0, "running": 1, "lost": 2, "cancelled": 3, "failed": 3, "done": 3}
-"""A job only changes to a state of higher rank. A lost job may still end: its journal may turn up later."""
+"""A job's states in order: `set_state` and merges only go up. A lost job may still end, once its journal is found."""
 
 ALIAS = 6  # characters at the end of a job's id that name it in tables and on the command line
 
