@@ -26,6 +26,7 @@ INCLUDES = {
     "w4a16_gemm/w4a16_packed_mma": ['"w4a16_packed.cuh"'],
     "w4a16_gemm/w4a16_packed_wgmma": ['"w4a16_packed.cuh"', '"w4a16_wgmma.cuh"'],
     "w4a16_gemm/w4a16_plan": ['"w4a16_packed_mma.cuh"', '"w4a16_packed_wgmma.cuh"'],
+    "w4a16_gemm/w4a16_copies": ["<cuda_runtime.h>", "<atomic>", "<cstdint>", "<map>", "<mutex>", "<tuple>", "<vector>"],
     "w4a16_gemm/w4a16_columns": ['"w4a16_gemm.cuh"'],
 }
 

@@ -584,6 +584,8 @@ static void emulated_wait_products(int left) {
 
 using cudaStream_t = void *;
 
+static const cudaStream_t cudaStreamPerThread = nullptr;
+
 enum cudaError_t { cudaSuccess, cudaErrorInvalidValue, cudaErrorMisalignedAddress };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
@@ -648,6 +650,15 @@ static inline cudaError_t cudaDeviceGetAttribute(int * value, cudaDeviceAttr att
 static inline cudaError_t cudaMalloc(char ** p, size_t size) {
     *p = (char *) aligned_alloc(256, (size + 255) / 256 * 256);
     emulated_allocations[*p] = size;
+    return cudaSuccess;
+}
+
+enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
+
+static bool emulated_capturing = false;
+
+[[maybe_unused]] static cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus * status) {
+    *status = emulated_capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
     return cudaSuccess;
 }
 
