@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from dgxlab import plan
+from dgxlab import compare, plan
 from dgxlab.errors import SpecError
 from dgxlab.model import ChainStep, GateStep, ModelStep, ParityGate, Plan, Source, from_json, to_json
 from dgxlab.model.experiment import DerivedModel, EngagedGate, Experiment, FileModel, Session, SyntheticModel
+from dgxlab.spec import load
 from dgxlab.tools import PerplexityGate
 from tests import toy
+from tests.conftest import PROJECT
 
 PIN = "0" * 40
 STOCK, PATCHED = Source(PIN, "t" * 40, PIN), Source(PIN, "u" * 40, "c" * 40)
@@ -144,3 +146,28 @@ def test_a_candidates_gate_is_held_against_the_one_in_its_environment(baseline: 
     steps = {step.id: step for step in session.steps if isinstance(step, GateStep)}
     assert [steps[f"gate:{n}"].like for n in range(6)] == ["", "", "", "gate:1", "gate:0", ""]
     assert steps["gate:3:after"].like == "gate:1"
+
+
+SPARK = [
+    ("spark-w4a16", "spark-w4a16-on"),
+    ("spark-w4a16", "spark-w4a16-packed"),
+    ("spark-nvfp4", "spark-nvfp4-routed"),
+    ("spark-fp4", "spark-fp4-accumulate"),
+    ("spark-gdn", "spark-gdn-on"),
+]
+
+
+@pytest.mark.parametrize("thermal", ["hot", "cold"])
+@pytest.mark.parametrize("names", SPARK, ids=lambda names: names[1])
+def test_each_pair_for_a_spark_is_one_command(names: tuple[str, str], thermal: str) -> None:
+    """Both arms run the same launches, apart from the environment; the candidate alone must print its marker."""
+    arms = [load(PROJECT / f"experiments/spark/{name}.yaml", [f"session.thermal={thermal}"]) for name in names]
+    baseline, candidate = arms
+    assert (baseline.series, baseline.cmake) == (candidate.series, candidate.cmake)
+    compare.refuse(compare.differences(baseline, candidate), (), candidate.path)
+    session = session_of(baseline, candidate, (STOCK, STOCK))
+    assert {chain.thermal for chain in session.chains} == {thermal}
+    assert all(chain.baseline.env != chain.candidate.env for chain in session.chains)
+    assert any(chain.absent for chain in session.chains)
+    gates = {step.arm for step in session.steps if isinstance(step, GateStep)}
+    assert gates == set(names)

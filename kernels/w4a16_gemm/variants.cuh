@@ -234,17 +234,19 @@ static inline std::vector<rung> fragment_rungs() {
 
 // -- as a table has it --
 
-// Which table: of this device, of its architecture without wgmma (PLAIN), each for packed weights too, or of an sm_121.
-enum class table_of { HERE, PACKED, PLAIN, PLAIN_PACKED, SM_121 };
+// Which table: of this device, of its architecture without wgmma (PLAIN), or of an sm_121, each for packed weights too.
+enum class table_of { HERE, PACKED, PLAIN, PLAIN_PACKED, SM_121, SM_121_PACKED };
 
-static constexpr bool is_packed(table_of of) { return of == table_of::PACKED || of == table_of::PLAIN_PACKED; }
+static constexpr bool is_packed(table_of of) {
+    return of == table_of::PACKED || of == table_of::PLAIN_PACKED || of == table_of::SM_121_PACKED;
+}
 
 template <table_of of> static w4a16_device planned_device() {
     w4a16_device device = device_here();
     if (of != table_of::HERE && of != table_of::PACKED) {
         device.wgmma = false;
     }
-    if (of == table_of::SM_121) {
+    if (of == table_of::SM_121 || of == table_of::SM_121_PACKED) {
         device.cc     = 1210;
         device.shared = 99 * 1024;
     }
@@ -287,6 +289,7 @@ static const rung PLANNED_PACKED       = planned_rung<table_of::PACKED>("planned
 static const rung PLANNED_PLAIN        = planned_rung<table_of::PLAIN>("planned-plain");
 static const rung PLANNED_PLAIN_PACKED = planned_rung<table_of::PLAIN_PACKED>("planned-plain-packed");
 static const rung PLANNED_121          = planned_rung<table_of::SM_121>("planned-121");
+static const rung PLANNED_121_PACKED   = planned_rung<table_of::SM_121_PACKED>("planned-121-packed");
 
 static inline bool has_table(const rung & r) { return r.of(weight_type::Q4_0).table() != nullptr; }
 
@@ -306,6 +309,9 @@ static inline std::vector<rung> planned_rungs() {
         rungs.push_back(PLANNED_PLAIN_PACKED);
     }
     rungs.push_back(PLANNED_121);
+    if (device_here().cc >= 900) {
+        rungs.push_back(PLANNED_121_PACKED);
+    }
     return rungs;
 }
 

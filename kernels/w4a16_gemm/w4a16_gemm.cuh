@@ -787,7 +787,7 @@ static __device__ __forceinline__ void w4a16_finish(
         tile_t & t, const w4a16_problem & p, const w4a16_part & part, bool & last_of_tile, const meet_t meet) {
     const int units = part.last - part.first;
     if (units < p.units) {
-        t.store(2 * blockIdx.x + (w4a16_begin(p, blockIdx.x) < part.begin));
+        t.store(2 * blockIdx.x + (part.first == 0));
         __threadfence();
         meet();
         if (threadIdx.x == 0 && threadIdx.y == 0) {
@@ -804,7 +804,7 @@ static __device__ __forceinline__ void w4a16_finish(
             int64_t slots[tile_t::SLOTS];
 #pragma unroll
             for (int i = 0; i < tile_t::SLOTS; ++i) {
-                slots[i] = b + i < end ? 2 * (b + i) + (w4a16_begin(p, b + i) < part.begin) : 0;
+                slots[i] = b + i < end ? 2 * (b + i) + (w4a16_begin(p, b + i) <= part.begin) : 0;
             }
             t.add(slots, end - b);
         }

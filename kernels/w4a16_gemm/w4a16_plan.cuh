@@ -9,7 +9,7 @@
 //   device         what w4a16_device says of it
 //   plan           kernel nullptr: there is none. k is no multiple of 256, the product is empty or too large, the device
 //                  is older than sm_80 or has less shared memory than the configuration needs; of packed weights also
-//                  where it is not of compute capability 9.0
+//                  where it is neither of compute capability 9.0 nor of 12.x
 //   scratch        plan.scratch_bytes bytes; all pointers as in w4a16_gemm.cuh
 //
 // A table has rows of increasing n: a product takes the first that has as many columns. They are the configurations that
@@ -24,7 +24,7 @@ struct w4a16_device {
     int    cc;               // compute capability, or what the code that runs was compiled for if that is less: 900 is 9.0
     int    multiprocessors;
     size_t shared;           // bytes of shared memory that a block can have
-    bool   wgmma;            // the code that runs was compiled for sm_90a: w4a16_has_wgmma()
+    bool   wgmma;            // the code that runs on it was compiled for sm_90a: w4a16_has_wgmma()
 };
 
 // A configuration whose template arguments are known.
@@ -55,6 +55,7 @@ struct w4a16_table {
     const w4a16_table_row * rows;
     int                     count;
     int64_t                 max_n;  // for more columns it is faster to dequantise and leave the product to a library
+    int64_t                 min_n;  // for fewer it is not worth it to pack weights
 };
 
 template <typename C> static constexpr w4a16_kernel w4a16_kernel_by(const decltype(w4a16_kernel::launch) launch) {
@@ -86,8 +87,8 @@ static constexpr w4a16_kernel w4a16_packed_mma_kernel_of() {
 }
 
 template <int count>
-static constexpr w4a16_table w4a16_table_of(const w4a16_table_row (&rows)[count], const int64_t max_n) {
-    return {rows, count, max_n};
+static constexpr w4a16_table w4a16_table_of(const w4a16_table_row (&rows)[count], const int64_t max_n, const int64_t min_n = 1) {
+    return {rows, count, max_n, min_n};
 }
 
 // Whether the blocks that a row counts on fit a multiprocessor: it keeps 1 KB for each of them.
@@ -166,9 +167,19 @@ template <w4a16_type type> struct w4a16_sm_90a_packed {
     static_assert(w4a16_table_fits(TABLE, 228), "shared memory is too small");
 };
 
+// sm_12x with packed weights. Not measured on any: 48 multiprocessors of an H200 made 1,451 flop a clock each of 128 columns
+// and 1,587 of 512, and a GB10's tensor cores make 1,024 at most.
+template <w4a16_type type> struct w4a16_sm_120_packed {
+    static constexpr w4a16_table_row ROWS[] = {
+        {INT64_MAX, w4a16_packed_mma_kernel_of<type, 128, 128, 32, 64, 2, 64, 3, 1>()},
+    };
+    static constexpr w4a16_table TABLE = w4a16_table_of(ROWS, INT64_MAX, 128);
+    static_assert(w4a16_table_fits(TABLE, 100), "shared memory is too small");
+};
+
+// Of the current device: a program may have code for several.
 static inline bool w4a16_has_wgmma() {
-    static const bool built = w4a16_wgmma_is_built<w4a16_wgmma_config<w4a16_type::Q4_K, 128, 256, 2, 3, 4, 1>>();
-    return built;
+    return w4a16_wgmma_is_built<w4a16_wgmma_config<w4a16_type::Q4_K, 128, 256, 2, 3, 4, 1>>();
 }
 
 template <template <w4a16_type> class tables> static inline const w4a16_table & w4a16_table_in(const w4a16_type type) {
@@ -184,6 +195,9 @@ static inline const w4a16_table & w4a16_table_for(const w4a16_type type, const w
 
 // nullptr: nothing is planned for packed weights.
 static inline const w4a16_table * w4a16_packed_table_for(const w4a16_type type, const w4a16_device & device) {
+    if (device.cc >= 1200) {
+        return &w4a16_table_in<w4a16_sm_120_packed>(type);
+    }
     if (device.cc != 900) {
         return nullptr;
     }

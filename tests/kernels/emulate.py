@@ -17,6 +17,8 @@ INSTRUCTIONS = {
     r'asm\("mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32 ".*?\);\n': "emulated_mma(c, a, b);\n",
     r'asm\("ld\.global\.nc\.L1::no_allocate\.v4\.u32 .*?\);\n': "v = emulated_load(x);\n",
     r'asm\("mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16\.f16\.f32 ".*?\);\n': "emulated_mma_f16(c, a, b0, b1);\n",
+    r'asm\("mma\.sync\.aligned\.kind::mxf4nvf4\..*?\);\n': "emulated_mma_fp4(c, a, b, scale_a, scale_b, 16);\n",
+    r'asm\("mma\.sync\.aligned\.kind::mxf4\..*?\);\n': "emulated_mma_fp4(c, a, b, scale_a, scale_b, 32);\n",
     r'asm\("lop3\.b32 %0, %1, %2, %3, 0xEA;".*?\);\n': "bits = (q & mask) | 0x64006400;\n",
     r'asm volatile\("ldmatrix\.sync\.aligned\.m8n8\.x4\.shared\.b16 .*?"memory"\);\n': "emulated_ldmatrix(r, row);\n",
     r'asm volatile\("cp\.async\.cg\.shared\.global \[%0\], \[%1\], 16;".*?"memory"\);\n': "emulated_copy(to, from);\n",

@@ -13,6 +13,7 @@ needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is no
 needs_gpu = pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no NVIDIA GPU")
 
 INCLUDES = {
+    "fp4_accumulate/fp4_accumulate": ["<cuda_runtime.h>", "<cstdint>"],
     "gdn_state/gdn_state": ["<cuda_bf16.h>", "<cuda_runtime.h>", "<cstdint>"],
     "nvfp4_dequant/nvfp4_dequant": ["<cuda_bf16.h>", "<cuda_runtime.h>", "<cstdint>"],
     "q4_dequant/q4_dequant": ["<cuda_fp16.h>", "<cuda_runtime.h>", "<cstdint>"],
@@ -23,16 +24,18 @@ INCLUDES = {
     "w4a16_gemm/w4a16_packed_mma": ['"w4a16_packed.cuh"'],
     "w4a16_gemm/w4a16_packed_wgmma": ['"w4a16_packed.cuh"', '"w4a16_wgmma.cuh"'],
     "w4a16_gemm/w4a16_plan": ['"w4a16_packed_mma.cuh"', '"w4a16_packed_wgmma.cuh"'],
+    "w4a16_gemm/w4a16_copies": ["<cuda_runtime.h>", "<atomic>", "<cstdint>", "<map>", "<mutex>", "<tuple>", "<vector>"],
     "w4a16_gemm/w4a16_columns": ['"w4a16_gemm.cuh"'],
 }
 
 COMPILED = {
+    "fp4_accumulate": {"_Z11fp4_product": 2 * 11 * 2},
     "gdn_state": {"_Z14gdn_state_step": 2 * 3},
     "nvfp4_dequant": {"nvfp4_dequant_bf16": 2 * 3},
     "q4_dequant": {"_Z14q4_dequant_f16": 2 * 2 * 3},
     "w4a16_gemm": {
         "_Z16w4a16_wgmma_gemm": 2 * 5 * 5,
-        "_Z16w4a16_packed_mma": 2 * 5 * 5,
+        "_Z16w4a16_packed_mma": 2 * 6 * 5,
         "_Z18w4a16_packed_wgmma": 2 * 4 * 5,
         "_Z12w4a16_to_f16": 2 * 3 * 5,
         "_Z10w4a16_packI": 2 * 5,

@@ -24,10 +24,10 @@ def test_checkout_of_the_pin(pin_cache: PinCache, tmp_path: Path) -> None:
     git(tmp_path, "clone", "--quiet", "--no-checkout", f"file://{pin_cache.path}", str(where))
     git(where, "fetch", "--quiet", "--depth=1", f"file://{pin_cache.path}", PIN)
     git(where, "checkout", "--quiet", "--detach", PIN)
-    source = series.apply(pin_cache, PIN, [series.read(PROJECT, "backend-ops-shapes")])
-    (patch,) = (PROJECT / "patches/backend-ops-shapes").glob("*.patch")
-    git(where, "am", "--quiet", "-3", str(patch))
+    shipped, folder = series.read(PROJECT, "backend-ops-shapes"), PROJECT / "patches/backend-ops-shapes"
+    source = series.apply(pin_cache, PIN, [shipped])
+    git(where, "am", "--quiet", "-3", *(str(folder / patch.name) for patch in shipped.patches))
     taken = series.apply_tree(pin_cache, PIN, where)
     assert (taken.tree, taken.dirty) == (source.tree, True)
     exported = series.export(tmp_path, "again", pin_cache, PIN, where)
-    assert exported.patches[0].content == patch.read_bytes()
+    assert [patch.content for patch in exported.patches] == [patch.content for patch in shipped.patches]

@@ -99,7 +99,7 @@ struct emulated_block {
     std::function<void()>        body;
 
     // of the mma or exchange that a warp is at, and of the one before, which other threads may still read
-    struct { uint32_t a[4], b[2]; } fragments[2][1024];
+    struct { uint32_t a[4], b[2], scale_a, scale_b; } fragments[2][1024];
     float exchanged[2][1024];
 
     const void * rows[2][1024];  // the same of ldmatrix
@@ -493,6 +493,46 @@ static void emulated_mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (
     emulated_mma_of<emulated_bf16_value>(c, a, b);
 }
 
+// E2M1 under a scale for each `size` codes: UE4M3 for 16, UE8M0 for 32. Each code has its own sign, of zero too.
+static inline float emulated_fp4_value(uint32_t word, uint32_t scales, unsigned k, unsigned size) {
+    static const float magnitudes[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+    const uint32_t     code  = word >> k % 8 * 4 & 15;
+    const uint32_t     scale = scales >> k / size * 8 & (size == 16 ? 127 : 255);
+    const float        value = code & 8 ? -magnitudes[code & 7] : magnitudes[code & 7];
+    if (scale == (size == 16 ? 127u : 255u)) {
+        return NAN;
+    }
+    if (size == 32) {
+        return std::ldexp(value, (int) scale - 127);
+    }
+    return std::ldexp(value * (scale < 8 ? scale : 8 + scale % 8), scale < 8 ? -9 : (int) (scale / 8) - 10);
+}
+
+// c += a b by a block-scaled mma.m16n8k64, fragments and who has which scale as the PTX ISA lays them out.
+static void emulated_mma_fp4(
+        float * c, const uint32_t (&a)[4], const uint32_t (&b)[2], uint32_t scale_a, uint32_t scale_b, unsigned size) {
+    const unsigned thread = threadIdx.x + threadIdx.y * blockDim.x;
+    const unsigned lane   = thread % 32;
+    auto *         warp   = emulated.fragments[emulated.running->turn] + thread - lane;
+    emulated.running->turn ^= 1;
+    memcpy(warp[lane].a, a, sizeof(a));
+    memcpy(warp[lane].b, b, sizeof(b));
+    warp[lane].scale_a = scale_a;
+    warp[lane].scale_b = scale_b;
+    emulated_wait(emulated_thread::at::WARP);
+    for (unsigned e = 0; e < 4; ++e) {
+        const unsigned row = lane / 4 + e / 2 * 8;
+        const unsigned col = lane % 4 * 2 + e % 2;
+        for (unsigned k = 0; k < 64; ++k) {
+            const unsigned from   = k / 8 % 4;
+            const uint32_t word_a = warp[row % 8 * 4 + from].a[row / 8 + k / 32 * 2];
+            const uint32_t word_b = warp[col * 4 + from].b[k / 32];
+            c[e] += emulated_fp4_value(word_a, warp[row % 8 * 4 + row / 8].scale_a, k, size) *
+                    emulated_fp4_value(word_b, warp[col * 4].scale_b, k, size);
+        }
+    }
+}
+
 // c += a b by a warp's part of wgmma.m64nNk16, a from registers; b says where its core matrices are.
 template <int n> static void emulated_multiply(float (&c)[n][4], const uint32_t (&a)[4], uint64_t b) {
     const unsigned  thread = threadIdx.x + threadIdx.y * blockDim.x;
@@ -543,6 +583,8 @@ static void emulated_wait_products(int left) {
 // -- the host's calls --
 
 using cudaStream_t = void *;
+
+static const cudaStream_t cudaStreamPerThread = nullptr;
 
 enum cudaError_t { cudaSuccess, cudaErrorInvalidValue, cudaErrorMisalignedAddress };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
@@ -608,6 +650,15 @@ static inline cudaError_t cudaDeviceGetAttribute(int * value, cudaDeviceAttr att
 static inline cudaError_t cudaMalloc(char ** p, size_t size) {
     *p = (char *) aligned_alloc(256, (size + 255) / 256 * 256);
     emulated_allocations[*p] = size;
+    return cudaSuccess;
+}
+
+enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
+
+static bool emulated_capturing = false;
+
+[[maybe_unused]] static cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus * status) {
+    *status = emulated_capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
     return cudaSuccess;
 }
 
