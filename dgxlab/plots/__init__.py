@@ -211,7 +211,7 @@ class Chart:
 def draw(report: Report, folder: Path, stem: str) -> list[Path]:
     """Write the pictures of a report's tables: STEM-concurrency.png, STEM-ops.png, a second of a kind STEM-ops-2.png.
 
-    All profiles are in STEM-profile.png.
+    All profiles are in STEM-profile.png, all servers in STEM-serving.png.
 
     Concurrency needs two widths and operations need two n; tables with fewer, and single stream, get no picture.
 
@@ -224,6 +224,10 @@ def draw(report: Report, folder: Path, stem: str) -> list[Path]:
         counts[chart.form] += 1
         number = f"-{counts[chart.form]}" if counts[chart.form] > 1 else ""
         written.append(write(figure(chart), folder / f"{stem}-{chart.form}{number}.png"))
+    if served := [table for table in report.tables if table.form == "serving"]:
+        from dgxlab.plots import serving
+
+        written += serving.draw(served, folder, stem)
     if steps := [table for table in report.tables if table.form == "profile"]:
         from dgxlab.plots.profiles import bars  # needs this module's parts
 

@@ -169,30 +169,32 @@ def single_stream(arms: Sequence[Evidence]) -> Table:
     return side_by_side("single-stream", "Single stream", arms, columns, rows.values(), settings=common(every))
 
 
-def concurrency(arms: Sequence[Evidence]) -> Table:
-    """Return a row for each number of sequences, and the speeds of each experiment beside each other."""
+def concurrency(
+    arms: Sequence[Evidence], form: Form = CONCURRENCY, metrics: Sequence[str] = ("speed_pp", "speed_tg")
+) -> Table:
+    """Return a row for each number of sequences, and these metrics of each experiment beside each other."""
     arms = by_environment(arms)
     cells = [cell for arm in arms for cell in arm.measured]
-    every = [others_with_model(CONCURRENCY, cell.ask) for cell in cells]
+    every = [others_with_model(form, cell.ask) for cell in cells]
     varying = varying_of(every)
 
     def place(ask: CellAsk) -> str:
-        return repr(sorted({**CONCURRENCY.lead(ask), **others_with_model(CONCURRENCY, ask)}.items()))
+        return repr(sorted({**form.lead(ask), **others_with_model(form, ask)}.items()))
 
     rows: dict[str, dict[str, Value]] = {}
-    for ask in sorted(in_order(cells, place), key=lambda ask: rank(CONCURRENCY, ask)):
-        others = {key: others_with_model(CONCURRENCY, ask).get(key) for key in varying}
+    for ask in sorted(in_order(cells, place), key=lambda ask: rank(form, ask)):
+        others = {key: others_with_model(form, ask).get(key) for key in varying}
         rows[place(ask)] = {
             **{key: others[key] for key in varying[:1] if key == "model"},
-            **CONCURRENCY.lead(ask),
+            **form.lead(ask),
             **others,
         }
     columns = leading(list(rows.values()), list(next(iter(rows.values()))))
     for number, arm in enumerate(arms):
-        for metric in ("speed_pp", "speed_tg"):
+        for metric in metrics:
             key = f"{metric}.{number}"
             for cell in arm.measured:
                 rows[place(cell.ask)][key] = cell.quantities.get(metric)
             label = units.metric(metric).label
             columns.append(Column(key, f"{arm.name} {label}" if len(arms) > 1 else label, metric))
-    return side_by_side("concurrency", "Concurrency", arms, columns, rows.values(), settings=common(every))
+    return side_by_side(form.name, form.name.capitalize(), arms, columns, rows.values(), settings=common(every))

@@ -30,6 +30,7 @@ MAX_CELLS = 100_000  # cells of one experiment; ten times the most that a plan i
 SECRET = re.compile(r"(.*_)?(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(API|ACCESS|PRIVATE)_KEY)")
 """Names of variables that hold secrets: a spec is recorded, printed and kept in git."""
 CUDA_KEYS = "GGML_CUDA: true and CMAKE_CUDA_ARCHITECTURES"
+NO_TEXT = "model {name} has no vocabulary: give its recipe vocab: llama-spm"
 Finding = tuple[Loc, str]  # place and text of a problem
 
 
@@ -126,7 +127,7 @@ def _gates(spec: ExperimentSpec) -> Iterator[Finding]:
             if name and name not in spec.models:
                 yield ("gates", place, kind, key), f"no model {shown(name)} under models{nearest(name, spec.models)}"
             elif name in records and not _has_text(records[name]):
-                yield ("gates", place, kind, key), f"model {name} has no vocabulary: give its recipe vocab: llama-spm"
+                yield ("gates", place, kind, key), NO_TEXT.format(name=name)
         if isinstance(body, Check):
             arm, other = environments(body, spec.env)
             if getattr(body, "against", {}) and arm == other:
@@ -158,6 +159,8 @@ def _entry(spec: ExperimentSpec, body: Benchmark) -> Iterator[Finding]:
     axes = {axis: values for axis, values in _axes(body).items() if values}
     if name is not None and name not in spec.models:
         yield ("model",), f"no model {shown(name)} under models{nearest(name, spec.models)}"
+    elif body.vocabulary and name in (records := spec.model_records()) and not _has_text(records[name]):
+        yield ("model",), NO_TEXT.format(name=name)
     if either and not any(axis in axes for axis in either):
         yield (), f"measures nothing: give {', '.join(either)} or both"
     for place, why in body.refused(args).items():

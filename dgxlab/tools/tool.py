@@ -105,6 +105,8 @@ class Benchmark(Bench):
     either: ClassVar[tuple[str, ...]] = ()  # keys of sizes of which a cell has one; all other keys and axes multiply
     rounds: ClassVar[int] = 1  # how often a launch measures each cell; only the last counts
     attempts: ClassVar[int] = 1  # how often a run may be launched when it ends well with rows missing
+    vocabulary: ClassVar[bool] = False  # whether its model needs one
+    pins: ClassVar[bool] = True  # whether its number of threads says how many processors it needs
     form: ClassVar[str]  # of its tables: ops, single-stream or concurrency
     one_device: ClassVar[bool] = False
     """Whether a cell computes on the device that its `backend_name` says; a model may be spread over all."""
@@ -156,6 +158,8 @@ class Tool:
     formats: Mapping[str, Format] = field(default_factory=dict)  # the formats of its output that can be imported
     built: bool = True  # whether it is a target of llama.cpp's build
     runs: str = ""  # the target that it runs, where that is another program
+    drive: Callable[..., None] | None = None
+    """Runs on the host in place of the program, with the words of a launch after {agent} drive PROGRAM."""
 
 
 # -- from an entry to launches ----------------------------------------------------------------------------------------
