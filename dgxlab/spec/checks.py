@@ -157,7 +157,8 @@ def _entry(spec: ExperimentSpec, body: Benchmark) -> Iterator[Finding]:
     """Check a bench entry's cells and exclusions: with a typo, excluded cells would be measured."""
     name, args, either = getattr(body, "model", None), getattr(body, "args", ()), body.either
     axes = {axis: values for axis, values in _axes(body).items() if values}
-    if name is not None and name not in spec.models:
+    yield from (((), text) for text in body.flaws())
+    if name and name not in spec.models:
         yield ("model",), f"no model {shown(name)} under models{nearest(name, spec.models)}"
     elif body.vocabulary and name in (records := spec.model_records()) and not _has_text(records[name]):
         yield ("model",), NO_TEXT.format(name=name)

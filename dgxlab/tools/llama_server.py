@@ -1,4 +1,4 @@
-"""llama-server under concurrent streams: what a user of a server gets, by the times at which tokens arrive.
+"""Servers under concurrent streams: what a user gets of llama-server or vLLM, by the times at which tokens arrive.
 
 The client is `load`, which prints every time; here they become metrics, or sentences that say why they must not.
 """
@@ -84,20 +84,20 @@ def percentile(values: Sequence[float], share: float) -> float:
 def incomplete(streams: Sequence[Mapping[str, Any]], pp: int, tg: int) -> Iterator[str]:
     """Yield why streams are not whole answers to what was asked."""
     for number, each in enumerate(streams):
-        count, timings = sum(each.get("tokens", ())), each.get("timings") or {}
+        count, end = sum(each.get("tokens", ())), each.get("end") or {}
         if each["status"] != 200:
             yield f"stream {number}: HTTP {each['status'] or 'without a status'}: {each.get('problem', '')}"
         elif "problem" in each:
             yield f"stream {number}: {each['problem']}"
         elif each.get("stalled"):
             yield f"stream {number} stalled after {count} tokens"
-        elif not timings:
+        elif "prompt" not in end:
             yield f"stream {number} was cut after {count} of {tg} tokens"
         elif count != tg:
-            yield f"stream {number} got {count} tokens, not {tg}: it was stopped by {each.get('stop')}"
-        elif timings.get("cache_n") != 0 or timings.get("prompt_n") != pp:
-            told = " and ".join(f"{name} {timings.get(name)}" for name in ("cache_n", "prompt_n"))
-            yield f"stream {number}: {told} for a prompt of {pp} tokens: the prompt cache was used"
+            yield f"stream {number} got {count} tokens, not {tg}: it was stopped by {end.get('stop')}"
+        elif end["cached"] or end["prompt"] != pp:
+            computed = f"{end['prompt']} tokens of its prompt were computed and {end['cached']} came from a cache"
+            yield f"stream {number}: {computed}, of {pp}"
 
 
 def unfair(streams: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -112,8 +112,8 @@ def unfair(streams: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if slowest < (1 - UNEQUAL) * median(client):
         which = f"stream {client.index(slowest)} got {slowest:.4g} t/s"
         yield f"{which}, the median stream {median(client):.4g}: they did not share the steps"
-    own = sum(1e3 * sum(each["tokens"][1:]) / each["timings"]["predicted_ms"] for each in streams)
-    if abs(off := sum(client) / own - 1) > AGREES:
+    own = [1e3 * count / ms for (count, _), each in zip(spans, streams, strict=True) if (ms := each["end"]["ms"])]
+    if own and abs(off := sum(client) / sum(own) - 1) > AGREES:
         yield f"the client saw {100 * off:+.1f} % of the speed that the server measured itself"
 
 
@@ -142,7 +142,7 @@ def parse(stdout: str, cells: Sequence[Cell]) -> Parsed:
 def _row(line: Columns, about: Columns) -> dict[str, Any]:
     """Return the row of a cell, given the times of its waves; raises Refused if they give no number."""
     pp, tg, pl = (whole(line, name) for name in ("pp", "tg", "pl"))
-    if about["slots"] < pl or about["n_ctx"] <= pp + tg:
+    if pl > (about["slots"] or pl) or pp + tg >= (about["n_ctx"] or pp + tg + 1):
         have = f"{about['slots']} slots of {about['n_ctx']} tokens"
         raise Refused(f"the server has {have}, which are too few for {pl} streams of {pp + tg}")
     for wave in line["waves"]:
@@ -153,7 +153,13 @@ def _row(line: Columns, about: Columns) -> dict[str, Any]:
         if wrong := list(unfair(wave["streams"])):
             raise Refused("; ".join(wrong))
     waves = [{**wave, **metrics(wave["streams"], pp, tg)} for wave in line["waves"]]
-    return {"pp": pp, "tg": tg, "pl": pl, **{name: [wave[name] for wave in waves] for name in (*METRICS, *CLIENT)}}
+    return {
+        "pp": pp,
+        "tg": tg,
+        "pl": pl,
+        **{name: [wave[name] for wave in waves] for name in (*METRICS, *CLIENT)},
+        "server": about,
+    }
 
 
 def _read(cell: Cell, row: Columns) -> CellResult:
@@ -171,7 +177,7 @@ def _read(cell: Cell, row: Columns) -> CellResult:
 
 @dataclass(frozen=True)
 class ServeBench(Benchmark):
-    """llama-server with many streams at once: speed and latency as a client on the same host sees them."""
+    """A server with many streams at once: speed and latency as a client on the same host sees them."""
 
     name = "serve"
     compared: ClassVar = {"speed_tg": "tg"}
@@ -189,12 +195,25 @@ class ServeBench(Benchmark):
     form = "serving"
     parse = staticmethod(parse)
 
-    model: str = key("Name", "A name under models; it needs a vocabulary.", flags=("-m", "--model"))
-    n_prompt: tuple[int, ...] = key("Many[Count]", "Prompt lengths, in tokens.")
-    n_gen: tuple[int, ...] = key(
-        f"Many[Annotated[int, Field(ge={STEADY + 2}, le=2**31 - 1)]]", "Generated tokens of each stream."
+    model: str = key(
+        "Name", "A name under models, for llama-server; it needs a vocabulary.", "", flags=("-m", "--model")
     )
-    streams: tuple[int, ...] = key("Many[Count]", "Numbers of streams at once.")
+    n_prompt: tuple[int, ...] = key("Many[Count]", "Prompt lengths, in tokens.", [], must=True)
+    n_gen: tuple[int, ...] = key(
+        f"Many[Annotated[int, Field(ge={STEADY + 2}, le=2**31 - 1)]]",
+        "Generated tokens of each stream.",
+        [],
+        must=True,
+    )
+    streams: tuple[int, ...] = key("Many[Count]", "Numbers of streams at once.", [], must=True)
+    engine: str = key(
+        "Literal['llama-server', 'vllm']", "The build's own llama-server, or a vLLM on the host.", PROGRAM
+    )
+    command: tuple[str, ...] = key(
+        "Args",
+        "For vllm its command line, as [vllm, serve, /models/x]; dgxlab adds host, port and no prefix cache.",
+        [],
+    )
     repetitions: int = key(
         "Annotated[int, Field(ge=1, le=1000)]",
         "Counted waves, in each of which every stream has one request; one more is run first and thrown away.",
@@ -214,40 +233,43 @@ class ServeBench(Benchmark):
             axes = dict(setting)
             pp, tg = int(axes.pop("n_prompt")), int(axes.pop("n_gen"))
             fixed: dict[str, Param] = {**axes, "repetitions": self.repetitions, "args": " ".join(self.args)}
+            fixed |= {} if self.engine == PROGRAM else {"engine": self.engine, "command": " ".join(self.command)}
             cells = {}
             for pl in asked:
                 label = f"pp{pp} tg{tg} B{pl}{tool.varying(axes, self.axes)}"
                 cells[pl] = Cell(self.name, label, {"pp": pp, "tg": tg, "pl": pl}, fixed)
             left = {pl: cell for pl, cell in cells.items() if keep(self.model, cell)}
-            slots = int(axes.pop("n_parallel", max(asked)))
-            if slots < max(asked):
-                text = f"{max(asked)} streams do not fit into n_parallel {slots}: some would wait for a slot"
-                raise SpecError(text, next=f"set n_parallel to {max(asked)} or leave it out")
-            need = slots * -(-(pp + tg + 1) // CTX_STEP) * CTX_STEP
-            n_ctx = int(axes.pop("n_ctx", need))
-            if n_ctx < need:
-                text = f"n_ctx {n_ctx} is too small for {slots} slots of {pp + tg} tokens, which need {need}"
-                raise SpecError(text, next=f"set n_ctx to {need} or leave it out")
-            yield self._launch(env, left, {"pp": pp, "tg": tg}, (slots, n_ctx), axes)
+            waves = {"waves": self.repetitions + 1, "ready_s": self.ready_s, "stall_s": self.stall_s}
+            client = canonical({"engine": self.engine, "pp": pp, "tg": tg, "pl": list(left), **waves})
+            server = self._llama_server(axes, max(asked), pp + tg) if self.engine == PROGRAM else self._vllm()
+            where = ("--host", load.LOOPBACK, "--port", "0")  # the kernel chooses a free one
+            argv = ("{python}", "{agent}", "drive", PROGRAM, client, *server, *self.args, *where)
+            yield Launch(self.name, tuple(left.values()), argv, self.model, env, self.limit_s)
 
-    def _launch(
-        self,
-        env: Mapping[str, str],
-        cells: Mapping[int, Cell],
-        sizes: Mapping[str, int],
-        room: tuple[int, int],
-        axes: Mapping[str, Param],
-    ) -> Launch:
-        asked = {"waves": self.repetitions + 1, "ready_s": self.ready_s, "stall_s": self.stall_s}
-        flags = (
-            *("-np", str(room[0]), "-c", str(room[1]), "-fit", "off", "--cache-ram", "0"),
-            *tool.flags_of(axes, tool.AXES),
-            *self.args,
-            *("--host", load.LOOPBACK, "--port", "0"),  # the kernel chooses a free one
-        )
-        launch = tool.launch_on_model(PROGRAM, self, env, cells.values(), flags)
-        client = ("{python}", "{agent}", "drive", PROGRAM, canonical({**sizes, "pl": list(cells), **asked}))
-        return Launch(launch.tool, launch.cells, (*client, *launch.argv), launch.model, env, self.limit_s)
+    def _llama_server(self, axes: dict[str, Param], most: int, tokens: int) -> tuple[str, ...]:
+        """Return the command of a server for so many streams of so many tokens; raises SpecError without room."""
+        slots = int(axes.pop("n_parallel", most))
+        if slots < most:
+            text = f"{most} streams do not fit into n_parallel {slots}: some would wait for a slot"
+            raise SpecError(text, next=f"set n_parallel to {most} or leave it out")
+        need = slots * -(-(tokens + 1) // CTX_STEP) * CTX_STEP
+        n_ctx = int(axes.pop("n_ctx", need))
+        if n_ctx < need:
+            text = f"n_ctx {n_ctx} is too small for {slots} slots of {tokens} tokens, which need {need}"
+            raise SpecError(text, next=f"set n_ctx to {need} or leave it out")
+        own = ("-np", str(slots), "-c", str(n_ctx), "-fit", "off", "--cache-ram", "0")
+        return (f"{{bin}}/{PROGRAM}", "-m", f"{{model:{self.model}}}", *own, *tool.flags_of(axes, tool.AXES))
+
+    def _vllm(self) -> tuple[str, ...]:
+        return (*self.command, "--no-enable-prefix-caching")
+
+    def flaws(self) -> Iterator[str]:
+        """Yield which keys do not fit the engine."""
+        own = self.engine == PROGRAM
+        if own != bool(self.model) or own == bool(self.command):
+            yield "llama-server needs model and no command, vllm a command and no model"
+        if not own and (self.axes or self.args):
+            yield f"{', '.join([*self.axes, *['args'] * bool(self.args)])}: what vllm is given belongs into command"
 
 
 TOOL = Tool(PROGRAM, bench=ServeBench, drive=load.main)

@@ -22,7 +22,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -36,6 +36,9 @@ PROBE_S = 2.0
 """Timeout of a question to a server that may not be ready."""
 PAUSE_S = 0.1
 READ = 1 << 16
+COMMON_VOCAB = 20_000
+"""A size of the vocabulary that every large model exceeds, for servers that do not tell it."""
+UNTOLD = (OSError, HTTPException, ValueError, LookupError, TypeError)
 EXCERPT = 200
 """Characters of an answer that a problem quotes."""
 
@@ -118,20 +121,6 @@ def _get(port: int, path: str) -> tuple[int, bytes]:
         connection.close()
 
 
-def facts(port: int) -> dict[str, Any]:
-    """Return what a llama-server says of itself: model, slots, context of a slot, size of the vocabulary."""
-    try:
-        props, models = (json.loads(_get(port, path)[1]) for path in ("/props", "/v1/models"))
-        return {
-            "model": props["model_path"],
-            "slots": props["total_slots"],
-            "n_ctx": props["default_generation_settings"]["n_ctx"],
-            "n_vocab": models["data"][0]["meta"]["n_vocab"],
-        }
-    except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
-        raise Problem(f"the server does not say what it serves: {error!r}") from error
-
-
 # -- requests ---------------------------------------------------------------------------------------------------------
 
 
@@ -145,12 +134,95 @@ def prompts(count: int, tokens: int, n_vocab: int, seed: str) -> Iterator[list[i
         yield [first, *source.choices(known, k=tokens - 1)]
 
 
-def request(prompt: Sequence[int], n_gen: int) -> bytes:
-    """Return the HTTP request for a greedy completion of exactly `n_gen` tokens, with nothing from a cache."""
-    wanted = {"n_predict": n_gen, "ignore_eos": True, "cache_prompt": False, "temperature": 0.0, "stream": True}
-    body = json.dumps({"prompt": prompt, **wanted}).encode()
-    head = f"POST /completion HTTP/1.1\r\nHost: {LOOPBACK}\r\nConnection: close\r\nContent-Type: application/json\r\n"
-    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+@dataclass(frozen=True)
+class Api:
+    """How an engine is asked: llama-server by its own requests, which have all that must be checked."""
+
+    path = "/completion"
+
+    def facts(self, port: int, argv: Sequence[str]) -> dict[str, Any]:
+        """Return what a server says of itself: model, slots, tokens of a slot, size of the vocabulary.
+
+        Raises:
+            Problem: if it does not, or serves another model than `argv` says.
+        """
+        path = argv[argv.index("-m") + 1]
+        try:
+            props, models = (json.loads(_get(port, path)[1]) for path in ("/props", "/v1/models"))
+            about = {
+                "model": props["model_path"],
+                "slots": props["total_slots"],
+                "n_ctx": props["default_generation_settings"]["n_ctx"],
+                "n_vocab": models["data"][0]["meta"]["n_vocab"],
+            }
+        except UNTOLD as error:
+            raise Problem(f"the server does not say what it serves: {error!r}") from error
+        if about["model"] != path:
+            raise Problem(f"the server has the model {about['model']}, not {path}")
+        return about
+
+    def body(self, prompt: Sequence[int], n_gen: int, about: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the body of a request for exactly `n_gen` tokens, the likeliest, with nothing from a cache."""
+        wanted = {"n_predict": n_gen, "ignore_eos": True, "cache_prompt": False, "temperature": 0.0, "stream": True}
+        return {"prompt": prompt, **wanted}
+
+    def told(self, event: Mapping[str, Any], count: int) -> tuple[int, dict[str, Any]]:
+        """Return the number of tokens so far, given that before an event, and of the last event the stream's `end`.
+
+        That has the tokens of the prompt that were computed and those from a cache, why it ended, and the server's own
+        time since the first token, in ms.
+        """
+        total, timings = int(event["tokens_predicted"]), event.get("timings")
+        if timings is None:
+            return total, {}
+        end = {"prompt": timings["prompt_n"], "cached": timings["cache_n"], "ms": timings["predicted_ms"]}
+        return total, {"stop": event.get("stop_type"), **end}
+
+
+class OpenAi(Api):
+    """vLLM and others: what the API does not tell is None. Events without a count are a token each."""
+
+    path = "/v1/completions"
+
+    def facts(self, port: int, argv: Sequence[str]) -> dict[str, Any]:
+        """Return the model, its longest context and the version, as far as the server tells them."""
+        try:
+            (model,) = json.loads(_get(port, "/v1/models")[1])["data"]
+            status, text = _get(port, "/version")
+            version = json.loads(text)["version"] if status == 200 else None
+            about = {"model": model["id"], "slots": None, "n_ctx": model.get("max_model_len"), "version": version}
+        except UNTOLD as error:
+            raise Problem(f"the server does not say what it serves: {error!r}") from error
+        if about["model"] not in argv:
+            raise Problem(f"the server has the model {about['model']}, which its command does not name")
+        return {**about, "n_vocab": COMMON_VOCAB}
+
+    def body(self, prompt: Sequence[int], n_gen: int, about: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the body of a request."""
+        wanted = {"max_tokens": n_gen, "min_tokens": n_gen, "ignore_eos": True, "temperature": 0.0, "stream": True}
+        usage = {"include_usage": True, "continuous_usage_stats": True}
+        return {"model": about["model"], "prompt": prompt, **wanted, "stream_options": usage}
+
+    def told(self, event: Mapping[str, Any], count: int) -> tuple[int, dict[str, Any]]:
+        """Return the number of tokens so far, and the end."""
+        usage, choices = event.get("usage") or {}, event["choices"]
+        total = int(usage.get("completion_tokens", count + bool(choices and choices[0]["finish_reason"] is None)))
+        end = {"stop": choices[0]["finish_reason"]} if choices and choices[0]["finish_reason"] else {}
+        if usage and (end or not choices):
+            cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+            end |= {"prompt": usage["prompt_tokens"] - (cached or 0), "cached": cached, "ms": None}
+        return total, end
+
+
+APIS: Mapping[str, Api] = {"llama-server": Api(), "vllm": OpenAi()}
+"""By engine."""
+
+
+def request(path: str, body: Mapping[str, Any]) -> bytes:
+    """Return a whole HTTP request."""
+    text = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: {LOOPBACK}\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(text)}\r\n\r\n".encode() + text
 
 
 # -- a wave -----------------------------------------------------------------------------------------------------------
@@ -165,7 +237,7 @@ class Stream:
     stalled: bool = False
 
 
-def wave(port: int, requests: Sequence[bytes], stall_s: float) -> dict[str, Any]:
+def wave(port: int, requests: Sequence[bytes], stall_s: float, api: Api) -> dict[str, Any]:
     """Send all requests at once and read them to their ends, or until none has sent anything for `stall_s`.
 
     The time of a read is that at which epoll returned; `late_us` is the longest time for which this program was not
@@ -202,31 +274,30 @@ def wave(port: int, requests: Sequence[bytes], stall_s: float) -> dict[str, Any]
             streams[number].stalled = True
     took, used = time.perf_counter_ns() - begin, time.process_time_ns() - cpu
     gc.enable()
-    told = [_told(each, begin) for each in streams.values()]
+    told = [_told(each, begin, api) for each in streams.values()]
     return {"cpu": round(used / took, 4), "late_us": away // 1000, "streams": told}
 
 
-def _told(stream: Stream, begin: int) -> dict[str, Any]:
+def _told(stream: Stream, begin: int, api: Api) -> dict[str, Any]:
     """Return a stream's answer: `at_us` after the request was sent, each relative to the one before, and `tokens`."""
     status, lines = answer(stream.reads)
     told: dict[str, Any] = {"sent_us": (stream.sent - begin) // 1000, "status": status}
     told |= {"stalled": True} if stream.stalled else {}
     last, count, at, tokens = stream.sent, 0, [], []
+    end: dict[str, Any] = {}
     for now, line in lines:
         if status != 200:
             return {**told, "problem": line.decode(errors="replace")[:EXCERPT]}
         try:
-            event = json.loads(line)
-            ended, total = "timings" in event, int(event["tokens_predicted"])
-        except (ValueError, LookupError, TypeError):
+            total, last_told = api.told(json.loads(line), count)
+        except UNTOLD:
             return {**told, "problem": f"an event that is none: {line.decode(errors='replace')[:EXCERPT]}"}
         if total > count:  # the last event repeats the number
             at.append((now - last) // 1000)
             tokens.append(total - count)
             last, count = last + 1000 * at[-1], total
-        if ended:
-            told |= {"stop": event.get("stop_type"), "timings": event["timings"]}
-    return {**told, "at_us": at, "tokens": tokens}
+        end |= last_told
+    return {**told, "at_us": at, "tokens": tokens, "end": end}
 
 
 def answer(reads: Reads) -> tuple[int, list[tuple[int, bytes]]]:
@@ -274,32 +345,26 @@ def _parted(buffer: bytes, end: bytes) -> tuple[bytes, bool, bytes]:
 def main(settings: str, *argv: str) -> None:
     """Start the server, load it with each number of streams, and print the lines."""
     asked = json.loads(settings)
+    api = APIS[asked["engine"]]
     try:
         with started(argv) as server:
             begin = time.monotonic()
             port = ready(server, asked["ready_s"])
-            about = {**facts(port), "ready_s": round(time.monotonic() - begin, 3)}
-            if about["model"] != (path := argv[argv.index("-m") + 1]):
-                raise Problem(f"the server has the model {about['model']}, not {path}")
+            about = {**api.facts(port, argv), "ready_s": round(time.monotonic() - begin, 3)}
             _print({"server": about})
             for pl in asked["pl"]:
-                waves = list(_waves(server, port, pl, asked, about["n_vocab"]))
+                waves = []
+                for number in range(asked["waves"]):
+                    texts = prompts(pl, asked["pp"], about["n_vocab"], f"{pl} {number}")
+                    requests = [request(api.path, api.body(text, asked["tg"], about)) for text in texts]
+                    waves.append(wave(port, requests, asked["stall_s"], api))
+                    if not all(stream.get("end") for stream in waves[-1]["streams"]):
+                        time.sleep(PAUSE_S)  # until a server that was killed can be waited for
+                        break
                 _print({**{name: asked[name] for name in ("pp", "tg")}, "pl": pl, "waves": waves})
                 _alive(server)
     except (Problem, OSError) as error:
         _print({"problem": str(error)})
-
-
-def _waves(
-    server: subprocess.Popen[bytes], port: int, pl: int, asked: Mapping[str, Any], n_vocab: int
-) -> Iterable[dict[str, Any]]:
-    for number in range(asked["waves"]):
-        texts = prompts(pl, asked["pp"], n_vocab, f"{pl} {number}")
-        measured = wave(port, [request(text, asked["tg"]) for text in texts], asked["stall_s"])
-        yield measured
-        if any("timings" not in stream for stream in measured["streams"]):
-            time.sleep(PAUSE_S)  # until a server that was killed can be waited for
-            return
 
 
 def _print(line: Mapping[str, Any]) -> None:

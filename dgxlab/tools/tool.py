@@ -115,6 +115,10 @@ class Benchmark(Bench):
         """Expand the entry, given its environment and what must be measured; a launch may have no cell left."""
         raise NotImplementedError
 
+    def flaws(self) -> Iterator[str]:
+        """Yield why the entry's keys do not fit together."""
+        yield from ()
+
     @staticmethod
     def parse(stdout: str, cells: Sequence[Cell]) -> Parsed:
         """Read the values of cells from standard output."""

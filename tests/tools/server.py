@@ -51,12 +51,14 @@ class Handler(BaseHTTPRequestHandler):
                 "default_generation_settings": {"n_ctx": int(options["-c"]) // slots},
             }
             self.reply(200, {} if how == "no facts" else props)
+        elif self.path == "/version":
+            self.reply(200, {"version": "0.1"})
         else:
-            self.reply(200, {"data": [{"meta": {"n_vocab": 32000}}]})
+            self.reply(200, {"data": [{"id": options["-m"], "meta": {"n_vocab": 32000}}]})
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        assert (asked["ignore_eos"], asked["cache_prompt"]) == (True, False)
+        assert asked["ignore_eos"]
         number = next(numbers)
         if how == "500" and number == 3:
             self.reply(500, {"error": {"message": "out of toys"}})
@@ -65,7 +67,24 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        self.generate(number, len(asked["prompt"]), asked["n_predict"])
+        if self.path == "/completion":
+            assert asked["cache_prompt"] is False
+            self.generate(number, len(asked["prompt"]), asked["n_predict"])
+        else:
+            self.openai(asked)
+
+    def openai(self, asked: Any) -> None:
+        """Answer as llama-server's own /v1/completions does: no counts but at the end."""
+        assert asked["model"] == options["-m"]
+        for _ in range(asked["max_tokens"]):
+            time.sleep(STEP_S)
+            self.events([b'{"choices": [{"text": "x", "finish_reason": null}]}'])
+        usage = {"completion_tokens": asked["max_tokens"], "prompt_tokens": len(asked["prompt"])}
+        usage |= {"prompt_tokens_details": {"cached_tokens": 0}}
+        last = {"choices": [{"text": "", "finish_reason": "length"}]}
+        self.events([json.dumps(each).encode() for each in (last, {"choices": [], "usage": usage})] + [b"[DONE]"])
+        self.wfile.write(b"0\r\n\r\n")
+        self.close_connection = True
 
     def generate(self, number: int, n_prompt: int, n_gen: int) -> None:
         waiting: list[bytes] = []

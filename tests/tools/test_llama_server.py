@@ -65,7 +65,7 @@ def first(row: dict[str, Any]) -> dict[str, Any]:
     return row["waves"][1]["streams"][2]
 
 
-TIMINGS = stream(0)["timings"]
+END = stream(0)["end"]
 
 
 @pytest.mark.parametrize(
@@ -75,10 +75,16 @@ TIMINGS = stream(0)["timings"]
         (lambda row: first(row).update(status=0, problem=""), "HTTP without a status"),
         (lambda row: first(row).update(problem="an event that is none: {"), "an event that is none: {"),
         (lambda row: first(row).update(stalled=True), "stream 2 stalled after 100 tokens"),
-        (lambda row: first(row).pop("timings"), "stream 2 was cut after 100 of 100 tokens"),
-        (lambda row: first(row).update(tokens=[1] * 90, stop="eos"), "got 90 tokens, not 100: it was stopped by eos"),
-        (lambda row: first(row).update(timings={**TIMINGS, "cache_n": 15, "prompt_n": 1}), "cache_n 15 and prompt_n 1"),
-        (lambda row: first(row).update(timings={**TIMINGS, "cache_n": None}), "the prompt cache was used"),
+        (lambda row: first(row).update(end={"stop": None}), "stream 2 was cut after 100 of 100 tokens"),
+        (
+            lambda row: first(row).update(tokens=[1] * 90, end={**END, "stop": "eos"}),
+            "got 90 tokens, not 100: it was stopped by eos",
+        ),
+        (
+            lambda row: first(row).update(end={**END, "cached": 15, "prompt": 1}),
+            "1 tokens of its prompt were computed and 15",
+        ),
+        (lambda row: first(row).update(end={**END, "prompt": 15}), "15 tokens of its prompt were computed and 0"),
         (lambda row: first(row)["at_us"].__setitem__(0, 90_000), "no steady window: stream 0 got 56 tokens"),
         (lambda row: first(row).update(at_us=[9000, *[2400] * 99]), "stream 2 got 416.7 t/s, the median stream 500"),
         (lambda row: row["waves"][1].update(cpu=0.81), "the client used 0.81 of a processor"),
@@ -110,8 +116,8 @@ def every(change: Callable[[dict[str, Any]], None]) -> Callable[[Any], None]:
             lambda each: each.update(at_us=[each["at_us"][0] + 14_000, *[16_000, *[0] * 7] * 13][:100]),
             "87% of the events",
         ),
-        (lambda each: each["timings"].update(predicted_ms=190.0), "the client saw -4.0 % of the speed"),
-        (lambda each: each["timings"].update(predicted_ms=204.0), "the client saw +3.0 % of the speed"),
+        (lambda each: each["end"].update(ms=190.0), "the client saw -4.0 % of the speed"),
+        (lambda each: each["end"].update(ms=204.0), "the client saw +3.0 % of the speed"),
     ],
 )
 def test_times_that_a_proxy_changed_are_refused(change: Callable[[dict[str, Any]], None], told: str) -> None:
@@ -144,7 +150,7 @@ def test_one_server_has_room_for_all_streams() -> None:
     (launch,) = BENCH.launches({}, lambda model, cell: cell.params["pl"] == 4)
     python, agent, drive, program, settings, *argv = launch.argv
     assert (python, agent, drive, program) == ("{python}", "{agent}", "drive", "llama-server")
-    asked = {"pl": [4], "pp": 16, "tg": 100, "waves": 3, "ready_s": 300.0, "stall_s": 60.0}
+    asked = {"engine": "llama-server", "pl": [4], "pp": 16, "tg": 100, "waves": 3, "ready_s": 300.0, "stall_s": 60.0}
     assert json.loads(settings) == asked
     assert argv[:3] == ["{bin}/llama-server", "-m", "{model:m}"]
     flags = dict(zip(argv[1::2], argv[2::2], strict=True))
@@ -158,6 +164,24 @@ def test_one_server_has_room_for_all_streams() -> None:
 def test_too_little_room_is_refused_before_a_job(axes: dict[str, Any], told: str) -> None:
     with pytest.raises(SpecError, match=told):
         list(ServeBench("m", (16,), (100,), (1, 4), axes=axes).launches({}, lambda model, cell: True))
+
+
+def test_vllm_is_started_by_its_own_command() -> None:
+    bench = ServeBench(n_prompt=(16,), n_gen=(100,), streams=(4,), engine="vllm", command=("vllm", "serve", "/m/x"))
+    (launch,) = bench.launches({}, lambda model, cell: True)
+    own = ("--no-enable-prefix-caching", "--host", "127.0.0.1", "--port", "0")
+    assert launch.argv[5:] == ("vllm", "serve", "/m/x", *own)
+    assert json.loads(launch.argv[4])["engine"] == "vllm"
+    (cell,) = launch.cells
+    assert cell.key not in {other.key for other in cells()}
+
+
+def test_a_server_that_does_not_tell_its_own_time_is_believed() -> None:
+    about = {"model": "/m/x", "slots": None, "n_ctx": None, "version": "0.12"}
+    text = output((1, 4), 16, 100, 3, about=about).replace('"cached": 0, "ms": 198.0', '"cached": null, "ms": null')
+    parsed = parse(text, cells())
+    assert parsed.problems == ()
+    assert parsed.results[0].raw["server"] == about
 
 
 def test_each_setting_is_a_launch() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dgxlab.tools.llama_server import ServeBench, parse
-from dgxlab.tools.load import answer, prompts
+from dgxlab.tools.load import APIS, answer, prompts
 from tests.conftest import PROJECT
 
 SERVER = Path(__file__).with_name("server.py")
@@ -20,7 +20,7 @@ BENCH = ServeBench("m", (16,), (80,), (1, 4), repetitions=1, ready_s=30.0, stall
 DRIVE = "import sys; from dgxlab.tools import load; load.main(*sys.argv[1:])"
 
 
-def drive(how: str, **changes: float) -> str:
+def drive(how: str, **changes: float | str) -> str:
     """Return what the client prints of a server; as the agent does, in a process group of its own."""
     (launch,) = BENCH.launches({}, lambda model, cell: True)
     *_, settings = launch.argv[:5]
@@ -42,7 +42,7 @@ def test_every_token_has_a_time() -> None:
     assert [(row["pl"], len(row["waves"])) for row in rows] == [(1, 2), (4, 2)]
     for wave in (wave for row in rows for wave in row["waves"]):
         for stream in wave["streams"]:
-            assert (stream["status"], stream["stop"], sum(stream["tokens"])) == (200, "limit", 80)
+            assert (stream["status"], stream["end"]["stop"], sum(stream["tokens"])) == (200, "limit", 80)
             assert len(stream["at_us"]) == len(stream["tokens"])
             # 79 steps of 2 ms, less one for how late the first may be seen
             assert sum(stream["at_us"][1:]) > 78 * 2000 or sum(stream["at_us"]) > 80 * 2000
@@ -58,7 +58,7 @@ def test_every_token_has_a_time() -> None:
         ("500", 'HTTP 500: {"error": {"message": "out of toys"}}'),
         ("killed", "the server ended by SIGKILL"),
         ("malformed", "an event that is none: {"),
-        ("cached", "cache_n 7 and prompt_n 9"),
+        ("cached", "9 tokens of its prompt were computed and 7 came from a cache"),
         ("end of text", "got 71 tokens, not 80: it was stopped by eos"),
         ("bunches", "of the events arrived with the one before"),
         ("slow stream", "they did not share the steps"),
@@ -75,6 +75,28 @@ def test_a_server_that_is_never_ready_is_ended() -> None:
 
 def test_a_server_that_stalls_is_ended() -> None:
     assert "B1: stream 0 stalled after 4 tokens" in problems("stalls", stall_s=1.0)
+
+
+def test_the_openai_api_gives_the_same_times() -> None:
+    about, *rows = map(json.loads, drive("well", engine="vllm").splitlines())
+    assert about["server"].items() >= {"model": "m.gguf", "slots": None, "version": "0.1"}.items()
+    for stream in (stream for row in rows for wave in row["waves"] for stream in wave["streams"]):
+        assert stream["end"] == {"stop": "length", "prompt": 16, "cached": 0, "ms": None}
+        assert (stream["status"], stream["tokens"]) == (200, [1] * 80)
+
+
+def test_the_openai_api_may_count_tokens() -> None:
+    api = APIS["vllm"]
+    text = {"choices": [{"text": "x", "finish_reason": None}]}
+    assert api.told({**text, "usage": {"completion_tokens": 3, "prompt_tokens": 16}}, 1) == (3, {})
+    assert api.told(text, 3) == (4, {})
+    last = {
+        "choices": [{"text": "x", "finish_reason": "length"}],
+        "usage": {"completion_tokens": 6, "prompt_tokens": 16},
+    }
+    assert api.told(last, 4) == (6, {"stop": "length", "prompt": 16, "cached": None, "ms": None})
+    cached = {"completion_tokens": 6, "prompt_tokens": 16, "prompt_tokens_details": {"cached_tokens": 15}}
+    assert api.told({"choices": [], "usage": cached}, 6) == (6, {"prompt": 1, "cached": 15, "ms": None})
 
 
 EVENTS = [b'{"n": 1}', b'{"n": 2, "text": "\\r\\n"}', b"[DONE]"]
@@ -120,7 +142,7 @@ def test_the_server_does_not_outlive_the_client(tmp_path: Path) -> None:
     path = str(tmp_path / "pid")
     write = f"open({path!r}, 'w').write(str(os.getpid()))"
     script = f"import os, signal, time; signal.signal(15, signal.SIG_IGN); {write}; time.sleep(600)"
-    settings: dict[str, Any] = {"ready_s": 1.0}
+    settings: dict[str, Any] = {"engine": "llama-server", "ready_s": 1.0}
     argv = [sys.executable, "-c", DRIVE, json.dumps(settings), sys.executable, "-c", script]
     ended = subprocess.run(argv, cwd=PROJECT, capture_output=True, text=True, start_new_session=True, check=True)
     assert "not ready within 1 s: no port was opened" in ended.stdout
