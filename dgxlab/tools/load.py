@@ -193,7 +193,7 @@ class OpenAi(Api):
             about = {"model": model["id"], "slots": None, "n_ctx": model.get("max_model_len"), "version": version}
         except UNTOLD as error:
             raise Problem(f"the server does not say what it serves: {error!r}") from error
-        if about["model"] not in argv:
+        if about["model"] not in {*argv, *(Path(word).name for word in argv)}:
             raise Problem(f"the server has the model {about['model']}, which its command does not name")
         return {**about, "n_vocab": COMMON_VOCAB}
 

@@ -2,7 +2,8 @@
 
     python tests/tools/server.py HOW -m MODEL -np SLOTS -c TOKENS --host HOST --port PORT
 
-It has a thread a stream, and a step of 2 ms for each token. HOW is `well`, or one fault of FAULTS.
+It has a thread a stream, and a step of 2 ms for each token. HOW is `well`,
+`untimed` where it does not tell its own time, or one fault of FAULTS.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Handler(BaseHTTPRequestHandler):
             waiting.append(json.dumps({"content": "x", "stop": False, "tokens_predicted": n}).encode())
             if how != "bunches" or n % 8 == 0:
                 self.events(waiting)
-        ms = 1e3 * (time.monotonic() - first) * (0.5 if how == "slow tail" else 1)
+        ms = 1e3 * (time.monotonic() - first) * {"slow tail": 0.5, "untimed": 0}.get(how, 1)
         cached = 7 if how == "cached" else 0
         timings = {"cache_n": cached, "prompt_n": n_prompt - cached, "predicted_n": total, "predicted_ms": ms}
         end = {"stop": True, "stop_type": "eos" if total < n_gen else "limit", "tokens_predicted": total}
@@ -123,7 +124,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    assert how == "well" or how in FAULTS
+    assert how in ("well", "untimed", *FAULTS)
     if how == "dies":  # as where the port is taken
         sys.exit(3)
     ThreadingHTTPServer.request_queue_size = 1024
