@@ -30,8 +30,8 @@ from typing import Any
 
 LOOPBACK = "127.0.0.1"
 PR_SET_PDEATHSIG = 1
-GRACE_S = 3.0
-"""Wait between TERM and KILL: shorter than the agent's own."""
+GRACE_S = 10.0
+"""Wait between TERM and KILL."""
 PROBE_S = 2.0
 """Timeout of a question to a server that may not be ready."""
 PAUSE_S = 0.1
@@ -76,22 +76,24 @@ def started(argv: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
 
 def ready(server: subprocess.Popen[bytes], limit_s: float) -> int:
     """Return the port on which the server answers that it is healthy; raises Problem if it ends or takes too long."""
-    deadline, port = time.monotonic() + limit_s, None
+    deadline, ports = time.monotonic() + limit_s, set[int]()
     while time.monotonic() < deadline:
         _alive(server)
-        with contextlib.suppress(OSError, HTTPException):
-            port = port or listening()
-            if port and _get(port, "/health")[0] == 200:
-                return port
+        ports = listening()
+        for port in ports:
+            with contextlib.suppress(OSError, HTTPException):
+                if _get(port, "/health")[0] == 200:
+                    return port
         time.sleep(PAUSE_S)
-    state = f"/health on port {port} did not answer 200" if port else "no port was opened"
+    opened = " or ".join(map(str, sorted(ports)))
+    state = f"/health on port {opened} did not answer 200" if opened else "no port was opened"
     raise Problem(f"the server was not ready within {limit_s:g} s: {state}")
 
 
-def listening() -> int | None:
-    """Return the port on which a process of this process group listens, None before that.
+def listening() -> set[int]:
+    """Return the ports on which processes of this process group listen; vLLM has some for itself too.
 
-    The port is read from the kernel: a server that has it from elsewhere cannot be mistaken for ours.
+    They are read from the kernel: a server that was there before cannot be mistaken for ours.
     """
     inodes = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -99,11 +101,8 @@ def listening() -> int | None:
             if int(stat.read_text().rpartition(")")[2].split()[2]) == os.getpgrp():
                 links = [str(fd.readlink()) for fd in (stat.parent / "fd").iterdir()]
                 inodes |= {link[8:-1] for link in links if link.startswith("socket:[")}
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        _, local, _, state, *_, inode = line.split()[:10]
-        if state == "0A" and inode in inodes:
-            return int(local.partition(":")[2], 16)
-    return None
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return {int(row[1].partition(":")[2], 16) for row in rows if row[3] == "0A" and row[9] in inodes}
 
 
 def _alive(server: subprocess.Popen[bytes]) -> None:
@@ -335,8 +334,8 @@ def answer(reads: Reads) -> tuple[int, list[tuple[int, bytes]]]:
 
 def _parted(buffer: bytes, end: bytes) -> tuple[bytes, bool, bytes]:
     """Return the part before an end, whether there is one, and the rest: everything without an end."""
-    before, found, rest = buffer.partition(end)
-    return (before, True, rest) if found else (b"", False, buffer)
+    before, mark, rest = buffer.partition(end)
+    return (before, True, rest) if mark else (b"", False, buffer)
 
 
 # -- the program ------------------------------------------------------------------------------------------------------

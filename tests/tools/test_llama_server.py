@@ -10,8 +10,10 @@ import pytest
 
 from dgxlab.errors import SpecError
 from dgxlab.tools.llama_server import ServeBench, metrics, parse, percentile
+from tests.conftest import GOLDEN
 from tests.tools.streams import ABOUT, output, stream
 
+CAPTURED = GOLDEN / "cpu" / "llama-server.jsonl"
 BENCH = ServeBench("m", (16,), (100,), (1, 4), repetitions=2)
 
 
@@ -39,6 +41,17 @@ def test_times_become_metrics() -> None:
     assert values["ttft_p50_ms"][0] == pytest.approx([8.0] * 2)
     assert values["ttft_p95_ms"][0] == pytest.approx([10.7] * 2)
     assert values["itl_p50_ms"][0] == values["itl_p99_ms"][0] == (2.0, 2.0)
+
+
+def test_the_capture_of_a_real_server() -> None:
+    """Both streams got a token a step, and the server's own clock agrees, on a machine that did much else."""
+    bench = ServeBench("m", (16,), (96,), (2,), repetitions=2)
+    parsed = parse(CAPTURED.read_text(), cells(bench))
+    assert parsed.problems == ()
+    values = {m.metric: m.samples for m in parsed.results[0].measurements}
+    assert values["speed_tg"] == pytest.approx((133.87, 128.47), rel=1e-4)
+    assert values["ttft_p50_ms"] == pytest.approx((37.094, 14.8505))
+    assert parsed.results[0].raw["cpu"] == [0.0188, 0.006, 0.0048]
 
 
 def test_the_steady_window_leaves_out_what_one_stream_does_alone() -> None:

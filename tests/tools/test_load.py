@@ -17,7 +17,7 @@ from tests.conftest import PROJECT
 
 SERVER = Path(__file__).with_name("server.py")
 BENCH = ServeBench("m", (16,), (80,), (1, 4), repetitions=1, ready_s=30.0, stall_s=5.0)
-DRIVE = "import sys; from dgxlab.tools import load; load.main(*sys.argv[1:])"
+DRIVE = "import sys; from dgxlab.tools import load; load.GRACE_S = 1; load.main(*sys.argv[1:])"
 
 
 def drive(how: str, **changes: float | str) -> str:
@@ -129,12 +129,12 @@ def test_an_answer_without_events_is_its_body(text: bytes, status: int, body: by
 
 
 def test_no_two_prompts_begin_alike() -> None:
-    made = list(prompts(1024, 3, 32000, "seed"))
-    assert len({prompt[0] for prompt in made}) == 1024
-    assert {len(prompt) for prompt in made} == {3}
-    assert min(map(min, made)) >= 4000
-    assert max(map(max, made)) < 16000
-    assert made != list(prompts(1024, 3, 32000, "other"))
+    drawn = list(prompts(1024, 3, 32000, "seed"))
+    assert len({prompt[0] for prompt in drawn}) == 1024
+    assert {len(prompt) for prompt in drawn} == {3}
+    assert min(map(min, drawn)) >= 4000
+    assert max(map(max, drawn)) < 16000
+    assert drawn != list(prompts(1024, 3, 32000, "other"))
 
 
 def test_the_server_does_not_outlive_the_client(tmp_path: Path) -> None:
