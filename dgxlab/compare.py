@@ -16,7 +16,7 @@ from dgxlab.model import Bench, Cell, EngagedGate, Experiment, ParityGate, about
 from dgxlab.tools import Launch, bench_of, keys_of
 
 MUST_AGREE = ("matrix", "models", "session", "host")  # kinds of difference that are refused unless allowed by name
-ARGUMENTS = ("args", "repetitions", "engine", "command")
+ARGUMENTS = ("args", "repetitions", "engine", "command", "ready_s", "stall_s")
 """Keys of a bench entry that are arguments of the tool and do not distinguish cells."""
 ABSENT = "-"
 

@@ -41,30 +41,37 @@ CLIENT = ("cpu", "late_us")
 # -- from times to metrics --------------------------------------------------------------------------------------------
 
 
-def metrics(streams: Sequence[Mapping[str, Any]], pp: int, tg: int) -> dict[str, float]:
-    """Return the metrics of a wave.
+def steady(streams: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return the speed of each stream, in t/s, while all of them generate.
 
-    S_TG is the sum over streams of the tokens after the first, over the time since the first, both between the latest
-    first token of all streams and the earliest last one: then all generate, and no prompt is computed.
+    That is between the latest first token and the earliest last one. A stream's tokens after its first event there are
+    divided by the time since, so that the ends of the window cost none.
 
     Raises:
         Refused: if some stream got fewer than STEADY tokens in that time.
     """
     times = [[each["sent_us"] + at for at in accumulate(each["at_us"])] for each in streams]
     begin, end = max(each[0] for each in times), min(each[-1] for each in times)
-    speed = 0.0
+    speeds = []
     for number, (at, stream) in enumerate(zip(times, streams, strict=True)):
         inside = [(us, tokens) for us, tokens in zip(at, stream["tokens"], strict=True) if begin <= us <= end]
         count = sum(tokens for _, tokens in inside[1:])
         if count < STEADY:
             raise Refused(f"no steady window: stream {number} got {count} tokens while all generated, not {STEADY}")
-        speed += count / (inside[-1][0] - inside[0][0]) * 1e6
+        speeds.append(count / (inside[-1][0] - inside[0][0]) * 1e6)
+    return speeds
+
+
+def metrics(streams: Sequence[Mapping[str, Any]], pp: int, tg: int) -> dict[str, float]:
+    """Return the metrics of a wave of whole answers; raises Refused as `steady` does."""
     first = [each["at_us"][0] / 1e3 for each in streams]
     gaps = [us / 1e3 for each in streams for us in each["at_us"][1:]]
-    sent, last = min(each["sent_us"] for each in streams), max(each[-1] for each in times)
+    sent = min(each["sent_us"] for each in streams)
+    begin = max(each["sent_us"] + each["at_us"][0] for each in streams)
+    last = max(each["sent_us"] + sum(each["at_us"]) for each in streams)
     return {
         "speed_pp": pp * len(streams) / (begin - sent) * 1e6,
-        "speed_tg": speed,
+        "speed_tg": sum(steady(streams)),
         "speed_out": tg * len(streams) / (last - sent) * 1e6,
         "ttft_p50_ms": percentile(first, 50),
         "ttft_p95_ms": percentile(first, 95),
@@ -101,19 +108,18 @@ def incomplete(streams: Sequence[Mapping[str, Any]], pp: int, tg: int) -> Iterat
 
 
 def unfair(streams: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield why the times of whole answers are not the server's."""
+    """Yield why the times of whole answers are not the server's; raises Refused as `steady` does."""
     gaps = [us for each in streams for us in each["at_us"][1:]]
-    together = sum(us < TOGETHER * median(gaps) or us == 0 for us in gaps) / len(gaps)
-    spans = [(sum(each["tokens"][1:]), sum(each["at_us"][1:])) for each in streams]
-    client = [count / max(us, 1) * 1e6 for count, us in spans]
-    if together > BUNCHED:
+    close = TOGETHER * median(gaps)
+    if (together := sum(us <= close for us in gaps) / len(gaps)) > BUNCHED:
         yield f"{together:.0%} of the events arrived with the one before: something between server and client collects"
-    slowest = min(client)
-    if slowest < (1 - UNEQUAL) * median(client):
-        which = f"stream {client.index(slowest)} got {slowest:.4g} t/s"
-        yield f"{which}, the median stream {median(client):.4g}: they did not share the steps"
-    own = [1e3 * count / ms for (count, _), each in zip(spans, streams, strict=True) if (ms := each["end"]["ms"])]
-    if own and abs(off := sum(client) / sum(own) - 1) > AGREES:
+    speeds = steady(streams)
+    if min(speeds) < (1 - UNEQUAL) * median(speeds):
+        slow = f"stream {speeds.index(min(speeds))} got {min(speeds):.4g} t/s"
+        yield f"{slow}, the median stream {median(speeds):.4g}: they did not share the steps"
+    pairs = [(sum(each["tokens"][1:]), sum(each["at_us"][1:]) / 1e3, each["end"]["ms"]) for each in streams]
+    timed = [(count / client, count / own) for count, client, own in pairs if own]
+    if timed and abs(off := sum(each[0] for each in timed) / sum(each[1] for each in timed) - 1) > AGREES:
         yield f"the client saw {100 * off:+.1f} % of the speed that the server measured itself"
 
 

@@ -93,7 +93,7 @@ class Handler(BaseHTTPRequestHandler):
         for n in range(1, total + 1):
             if n == 5:
                 self.misbehave(number)
-            step = STEP_S * (1.5 if how == "slow stream" and number % 4 == 1 else 1)
+            step = STEP_S * (1.3 if how == "slow stream" and number % 4 == 1 else 1)
             time.sleep(step)
             if n == 1:
                 first = time.monotonic()

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from dgxlab.errors import SpecError
-from dgxlab.tools.llama_server import ServeBench, metrics, parse, percentile
+from dgxlab.tools.llama_server import ServeBench, metrics, parse, percentile, unfair
 from tests.conftest import GOLDEN
-from tests.tools.streams import ABOUT, output, stream
+from tests.tools.streams import ABOUT, STEP_US, output, stream
 
 CAPTURED = GOLDEN / "cpu" / "llama-server.jsonl"
 BENCH = ServeBench("m", (16,), (100,), (1, 4), repetitions=2)
@@ -60,6 +60,21 @@ def test_the_steady_window_leaves_out_what_one_stream_does_alone() -> None:
     late = [5000 + 500 * 20, *[1500] * 79, *[500] * 20]
     wave = [stream(0, at_us=fast), stream(0, at_us=late)]
     assert metrics(wave, 16, 100)["speed_tg"] == pytest.approx(2 / 0.0015)
+
+
+def test_a_stream_that_waits_for_the_prompts_of_others_is_not_slow() -> None:
+    """The first of two streams gets tokens slowly until the other's prompt is computed."""
+    early = [5000, *[20_000] * 20, *[STEP_US] * 79]
+    wave = [stream(0, at_us=early), stream(0, at_us=[405_000, *[STEP_US] * 99])]
+    for each in wave:
+        each["end"]["ms"] = sum(each["at_us"][1:]) / 1e3
+    assert list(unfair(wave)) == []
+
+
+def test_many_streams_are_judged_quickly() -> None:
+    wave = [stream(5000, tg=256) for _ in range(1024)]
+    assert list(unfair(wave)) == []
+    assert metrics(wave, 16, 256)["speed_tg"] == pytest.approx(512_000)
 
 
 def test_events_of_several_tokens_count_as_such() -> None:

@@ -16,7 +16,7 @@ from dgxlab.tools.load import APIS, answer, prompts
 from tests.conftest import PROJECT
 
 SERVER = Path(__file__).with_name("server.py")
-BENCH = ServeBench("m", (16,), (80,), (1, 4), repetitions=1, ready_s=30.0, stall_s=5.0)
+BENCH = ServeBench("m", (16,), (120,), (1, 4), repetitions=1, ready_s=30.0, stall_s=5.0)
 DRIVE = "import sys; from dgxlab.tools import load; load.GRACE_S = 1; load.main(*sys.argv[1:])"
 
 
@@ -42,10 +42,10 @@ def test_every_token_has_a_time() -> None:
     assert [(row["pl"], len(row["waves"])) for row in rows] == [(1, 2), (4, 2)]
     for wave in (wave for row in rows for wave in row["waves"]):
         for stream in wave["streams"]:
-            assert (stream["status"], stream["end"]["stop"], sum(stream["tokens"])) == (200, "limit", 80)
+            assert (stream["status"], stream["end"]["stop"], sum(stream["tokens"])) == (200, "limit", 120)
             assert len(stream["at_us"]) == len(stream["tokens"])
-            # 79 steps of 2 ms, less one for how late the first may be seen
-            assert sum(stream["at_us"][1:]) > 78 * 2000 or sum(stream["at_us"]) > 80 * 2000
+            # 119 steps of 2 ms, less one for how late the first may be seen
+            assert sum(stream["at_us"][1:]) > 118 * 2000 or sum(stream["at_us"]) > 120 * 2000
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_every_token_has_a_time() -> None:
         ("killed", "the server ended by SIGKILL"),
         ("malformed", "an event that is none: {"),
         ("cached", "9 tokens of its prompt were computed and 7 came from a cache"),
-        ("end of text", "got 71 tokens, not 80: it was stopped by eos"),
+        ("end of text", "got 111 tokens, not 120: it was stopped by eos"),
         ("bunches", "of the events arrived with the one before"),
         ("slow stream", "they did not share the steps"),
         ("slow tail", "of the speed that the server measured itself"),
@@ -82,7 +82,7 @@ def test_the_openai_api_gives_the_same_times() -> None:
     assert about["server"].items() >= {"model": "m.gguf", "slots": None, "version": "0.1"}.items()
     for stream in (stream for row in rows for wave in row["waves"] for stream in wave["streams"]):
         assert stream["end"] == {"stop": "length", "prompt": 16, "cached": 0, "ms": None}
-        assert (stream["status"], stream["tokens"]) == (200, [1] * 80)
+        assert (stream["status"], stream["tokens"]) == (200, [1] * 120)
 
 
 def test_the_openai_api_may_count_tokens() -> None:
