@@ -16,10 +16,8 @@ from dgxlab.model import Bench, Cell, EngagedGate, Experiment, ParityGate, about
 from dgxlab.tools import Launch, bench_of, keys_of
 
 MUST_AGREE = ("matrix", "models", "session", "host")  # kinds of difference that are refused unless allowed by name
-_ARGUMENTS = (
-    "args",
-    "repetitions",
-)  # keys of a bench entry that are arguments of the tool: cells do not depend on them
+_ARGUMENTS = ("args", "repetitions", "engine", "command", "ready_s", "stall_s")
+# keys of a bench entry that are arguments of the tool: cells do not depend on them
 _ABSENT = "-"
 
 

@@ -229,7 +229,7 @@ def _chains(baseline: Experiment, candidate: Experiment, arms: Sequence[Arm], ki
             thermal=session.thermal,
             screen=kind == "screen",
             absent=tuple(marker for marker in second.markers if marker not in first.markers),
-            pin=session.pin,
+            pin=session.pin and tools.BENCHES[launch.tool].pins,
             block_s=60 * session.block_minutes,
         )
 

@@ -46,6 +46,12 @@ METRICS = {
         Metric("speed_tg", "t/s", "higher", "S_TG"),
         Metric("speed", "t/s", "higher", "S"),
         Metric("time_us", "us", "lower", "time"),
+        # of a server's streams: tokens over the whole time, from a request to its first token, between tokens
+        Metric("speed_out", "t/s", "higher", "aggregate"),
+        Metric("ttft_p50_ms", "ms", "lower", "TTFT p50"),
+        Metric("ttft_p95_ms", "ms", "lower", "TTFT p95"),
+        Metric("itl_p50_ms", "ms", "lower", "ITL p50"),
+        Metric("itl_p99_ms", "ms", "lower", "ITL p99"),
         # of kernels under a tracer: their sum in a step, when any ran, the host's clock, one launch; launches in a step
         Metric("step_us", "us", "lower", "step"),
         Metric("busy_us", "us", "lower", "busy"),
@@ -59,8 +65,11 @@ METRICS = {
 }
 """Every metric that is stored, by name."""
 
-COMPUTED = {metric.name: metric for metric in (Metric("rate", "GB/s", "higher"),)}
-"""Metrics that reports compute and the record does not hold."""
+COMPUTED = {
+    metric.name: metric
+    for metric in (Metric("rate", "GB/s", "higher"), Metric("host_gap_ms", "ms", "lower", "host gap a step"))
+}
+"""Metrics that reports compute and the record does not hold; GB are 10^9 bytes."""
 
 
 def metric(name: str) -> Metric:

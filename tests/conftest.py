@@ -164,8 +164,17 @@ def quickstart(make_bench: Callable[[], Bench]) -> Quickstart:
 @pytest.fixture(scope="session")
 def llama_bin(make_bench: Callable[[], Bench]) -> Path:
     """Return the folder of the quickstart's programs, built and held to a gate of a second, but not measured."""
-    bench = make_bench()
-    experiment = load(PROJECT / "experiments" / "cpu" / "quickstart.yaml")
+    return _built(make_bench(), "quickstart")
+
+
+@pytest.fixture(scope="session")
+def server_bin(make_bench: Callable[[], Bench]) -> Path:
+    """Return the folder of the same build's programs, with llama-server."""
+    return _built(make_bench(), "serve-cpu")
+
+
+def _built(bench: Bench, name: str) -> Path:
+    experiment = load(PROJECT / "experiments" / "cpu" / f"{name}.yaml")
     outcome, events = bench.run(replace(experiment, gates=(ParityGate("SQR", "CPU"),)), kind="gate")
     assert outcome.error is None
     (build,) = (event for event in events if event["event"] == "build")

@@ -131,6 +131,20 @@ def test_entries_that_read_other_models_differ(baseline: Experiment) -> None:
     assert [(a.model, b.model) for a, b in pairs(left, right)] == [("m", "n"), ("n", "m")]
 
 
+def test_two_engines_are_compared_only_where_their_models_may_differ(baseline: Experiment) -> None:
+    own = replace(baseline, bench=(toy.serve(),))
+    vllm = toy.serve(model="", engine="vllm", command=("vllm", "serve", "/m/x"), ready_s=900.0)
+    other = replace(own, name="other", bench=(vllm,))
+    differ = differences(own, other)
+    assert [str(each) for each in differ if each.what == "models"] == ["models bench[0]: m -> -"]
+    assert "arguments bench[0] engine: llama-server -> vllm" in map(str, differ)
+    assert not any(each.what == "matrix" for each in differ)
+    with pytest.raises(SpecError, match="--allow models compares them all the same"):
+        refuse(differ, (), other.path)
+    ((left, right),) = pairs(own, other)
+    assert [cell.params for cell in left.cells] == [cell.params for cell in right.cells]
+
+
 def test_the_shipped_candidate_differs_in_its_series_and_what_comes_with_it() -> None:
     left, right = (load(PROJECT / "experiments" / "cpu" / f"{name}.yaml") for name in ("quickstart", "shapes-cpu"))
     differ = {each.what: each for each in differences(left, right)}

@@ -14,11 +14,13 @@ def shown(name: str, values: list[float | None]) -> tuple[str, list[str]]:
     return column.unit, [column.value(value) for value in values]
 
 
-def test_registry_is_llama_cpps_own_columns_and_the_tracers() -> None:
-    rates, of_kernels = METRICS.keys() - profile_files.UNITS, profile_files.UNITS
+def test_registry_is_llama_cpps_own_columns_the_tracers_and_those_of_servers() -> None:
+    of_kernels, latencies = profile_files.UNITS, {"ttft_p50_ms", "ttft_p95_ms", "itl_p50_ms", "itl_p99_ms"}
+    rates = METRICS.keys() - of_kernels - latencies - {"speed_out"}
     assert rates == {"avg_ts", "speed_pp", "speed_tg", "speed", "time_us", "flops", "bandwidth_gb_s"}
     assert {name: METRICS[name].unit for name in of_kernels} == of_kernels
-    assert {name for name, metric in METRICS.items() if metric.better == "lower"} == {"time_us", *of_kernels}
+    lower = {name for name, metric in METRICS.items() if metric.better == "lower"}
+    assert lower == {"time_us", *of_kernels, *latencies}
     assert all(metric.scales for metric in METRICS.values())
     with pytest.raises(ValueError, match="'tps' is no metric"):
         units.metric("tps")

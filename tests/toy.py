@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dgxlab.model import Expectation, Experiment, FileModel, ParityGate
-from dgxlab.tools import BackendOpsBench, BatchedBench, LlamaBench
+from dgxlab.tools import BackendOpsBench, BatchedBench, LlamaBench, ServeBench
 from tests import repos
 
 git = repos.git
@@ -28,7 +28,7 @@ set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 file(GLOB SOURCES ggml/*.c)
 add_library(ggml SHARED ${SOURCES})
 set_target_properties(ggml PROPERTIES VERSION 0.1 SOVERSION 0)
-foreach(tool test-backend-ops llama-bench llama-batched-bench llama-completion llama-perplexity)
+foreach(tool test-backend-ops llama-bench llama-batched-bench llama-completion llama-perplexity llama-server)
   add_executable(${tool} tools/${tool}.c)
   target_link_libraries(${tool} ggml)
 endforeach()
@@ -268,6 +268,18 @@ int main(int argc, char ** argv) {
 }
 """
 
+SERVER = """
+int main(int argc, char ** argv) {
+    if (argc == 2) { printf("-m -c -np -fit --cache-ram --host --port\\n"); return 0; }
+    if (getenv("TOY_PATH")) { fprintf(stderr, "toy-path: on\\n"); }
+    char * words[64] = {"python3", getenv("TOY_SERVER"), *toy() ? getenv("TOY") : "untimed"};
+    memcpy(words + 3, argv + 1, argc * sizeof *argv);
+    execvp(*words, words);
+    return 1;
+}
+"""
+"""Starts TOY_SERVER, tests/tools/server.py, which misbehaves as TOY says."""
+
 FILES = {
     "CMakeLists.txt": CMAKE,
     "ggml/ggml.c": GGML,
@@ -276,6 +288,7 @@ FILES = {
     "tools/llama-batched-bench.c": HEAD + BATCHED_BENCH,
     "tools/llama-completion.c": HEAD + COMPLETION,
     "tools/llama-perplexity.c": HEAD + PERPLEXITY,
+    "tools/llama-server.c": HEAD + SERVER,
 }
 
 GGUF = b"GGUF\x03" + bytes(59)
@@ -324,3 +337,10 @@ def llama_bench(**changes: object) -> LlamaBench:
 def batched_bench(**changes: object) -> BatchedBench:
     """Return a batched-bench entry with three cells."""
     return BatchedBench(**{"model": "m", "npp": (16,), "ntg": (4,), "npl": (1, 2, 4), **changes})  # type: ignore[arg-type]
+
+
+def serve(**changes: object) -> ServeBench:
+    """Return a serve entry with two cells."""
+    env = {"TOY_SERVER": str(Path(__file__).parent / "tools" / "server.py"), **changes.pop("env", {})}  # type: ignore[dict-item]
+    sizes = {"n_prompt": (16,), "n_gen": (160,), "streams": (1, 2), "repetitions": 1, "env": env}
+    return ServeBench(**{"model": "m", **sizes, **changes})  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ work FOLDER             run the job in this folder; `submit` starts this as a de
 sense                   the host's condition twice a second, for samples during a measurement
 synth RECIPE OUT [VOCABULARY]
                         write a synthetic model
+drive PROGRAM ...       measure a program that does not measure itself
 """
 
 from __future__ import annotations
@@ -136,6 +137,15 @@ def synth(recipe: str, out: str, vocabulary: str = "") -> None:
     write(from_json(SyntheticModel, json.loads(recipe)), Path(out), Path(vocabulary) if vocabulary else None)
 
 
+def drive(program: str, *words: str) -> None:
+    """Run a tool's own part of a launch."""
+    from dgxlab.tools import TOOLS
+
+    driver = TOOLS[program].drive
+    assert driver
+    driver(*words)
+
+
 VERBS: dict[str, Callable[..., Any]] = {
     "probe": probe,
     "receive": lambda root: _of("objects").Objects(_root(root).objects).receive(sys.stdin.buffer),
@@ -153,6 +163,7 @@ VERBS: dict[str, Callable[..., Any]] = {
     "work": lambda folder: _of("work").work(Path(folder)),
     "sense": lambda: _of("facts").sense(),
     "synth": synth,
+    "drive": drive,
 }
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dgxlab.store import Store
 
 Form = StrEnum(
-    "Form", "steps single-stream concurrency ops profile gates verdicts levers provenance published imported"
+    "Form", "steps single-stream concurrency serving ops profile gates verdicts levers provenance published imported"
 )
 """Forms of tables."""
 
@@ -72,17 +72,27 @@ def report(  # noqa: PLR0913, PLR0917 - each is an option
             raise UsageError("--sessions writes whole sessions", next="dgxlab report --sessions sessions")
         elif sessions:
             _pages(opened, named, sessions, out)
-        elif plots and (form or not named):
-            raise UsageError("--plots draws the whole report of an experiment or a session", next="dgxlab jobs")
+        elif plots and (form not in (None, Form.serving) or not named):
+            text = "--plots draws the whole report of an experiment or a session, or --form serving of several"
+            raise UsageError(text, next="dgxlab jobs")
         elif form:
-            _form(opened, form.value, named, given, out, wide=wide)
+            _form(opened, form.value, named, given, out, plots, wide=wide)
         elif given:
             raise UsageError(f"--{next(iter(given))} narrows a form", next="dgxlab report --form ops")
         else:
             _whole(opened, named, out, plots, wide=wide)
 
 
-def _form(opened: Store, form: str, named: Sequence[str], given: Mapping[str, str], out: Out, *, wide: bool) -> None:
+def _form(
+    opened: Store,
+    form: str,
+    named: Sequence[str],
+    given: Mapping[str, str],
+    out: Out,
+    plots: Path | None,
+    *,
+    wide: bool,
+) -> None:
     from dgxlab import report as reports
 
     words = {"form": form, **_subject(opened, form, named, given), **given}
@@ -92,7 +102,16 @@ def _form(opened: Store, form: str, named: Sequence[str], given: Mapping[str, st
         error.next = error.next or "dgxlab report --help"
         raise
     page = reports.page(opened, wanted)
-    out.report(page, lambda: reports.render_page(page, wide=wide))
+    pictures = []
+    if plots:
+        from dgxlab.plots import serving
+
+        pictures = serving.draw(page.tables, plots, "-".join(named))
+    out.report(page, lambda: reports.render_page(page, wide=wide) + _links(pictures))
+
+
+def _links(pictures: Iterable[Path]) -> str:
+    return "".join(f"\n![{path.stem}]({quote(str(path))})\n" for path in pictures)
 
 
 def _subject(opened: Store, form: str, named: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
@@ -144,8 +163,7 @@ def _whole(opened: Store, named: Sequence[str], out: Out, plots: Path | None, *,
         pictures = drawing.draw(page, plots, stem)
         if isinstance(page, reports.SessionReport) and page.ended:
             pictures.append(chains.chain(opened, page.session, plots / f"{stem}.png"))
-    links = "".join(f"\n![{path.stem}]({quote(str(path))})\n" for path in pictures)
-    out.report(page, lambda: reports.render(page, wide=wide) + links)
+    out.report(page, lambda: reports.render(page, wide=wide) + _links(pictures))
 
 
 def _session(opened: Store, name: str) -> str | None:

@@ -210,8 +210,8 @@ class Chart:
 def draw(report: Report, folder: Path, stem: str) -> list[Path]:
     """Write the pictures of a report's tables into a folder, and return their paths.
 
-    They are STEM-concurrency.png, STEM-ops.png and STEM-profile.png; a second of one kind is STEM-ops-2.png. A table
-    with a single number of sequences, or a single n, gets no picture.
+    They are STEM-concurrency.png, STEM-ops.png, STEM-profile.png and STEM-serving.png; a second of one kind is
+    STEM-ops-2.png. A table with a single number of sequences, or a single n, gets no picture.
 
     Raises:
         UsageError: if there is no matplotlib, or a file cannot be written.
@@ -222,6 +222,10 @@ def draw(report: Report, folder: Path, stem: str) -> list[Path]:
         counts[chart.form] += 1
         number = f"-{counts[chart.form]}" if counts[chart.form] > 1 else ""
         written.append(write(figure(chart), folder / f"{stem}-{chart.form}{number}.png"))
+    if served := [table for table in report.tables if table.form == "serving"]:
+        from dgxlab.plots import serving
+
+        written += serving.draw(served, folder, stem)
     if steps := [table for table in report.tables if table.form == "profile"]:
         from dgxlab.plots.profiles import bars  # needs this module's parts
 

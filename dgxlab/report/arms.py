@@ -175,30 +175,32 @@ def single_stream(arms: Sequence[Evidence]) -> Table:
     return side_by_side("single-stream", "Single stream", arms, columns, rows.values(), settings=common(every))
 
 
-def concurrency(arms: Sequence[Evidence]) -> Table:
-    """Return the table of llama-batched-bench's speeds: a row for each number of sequences, columns by experiment."""
+def concurrency(
+    arms: Sequence[Evidence], form: Form = CONCURRENCY, metrics: Sequence[str] = ("speed_pp", "speed_tg")
+) -> Table:
+    """Return a table with a row for each number of sequences, and columns of these metrics for each experiment."""
     arms = by_environment(arms)
     cells = [cell for arm in arms for cell in arm.measured]
-    every = [settings_with_model(CONCURRENCY, cell.ask) for cell in cells]
+    every = [settings_with_model(form, cell.ask) for cell in cells]
     varying = varying_of(every)
 
     def row_key(ask: CellAsk) -> str:
-        return repr(sorted({**CONCURRENCY.lead(ask), **settings_with_model(CONCURRENCY, ask)}.items()))
+        return repr(sorted({**form.lead(ask), **settings_with_model(form, ask)}.items()))
 
     rows: dict[str, dict[str, Value]] = {}
-    for ask in sorted(distinct_asks(cells, row_key), key=lambda ask: sort_key(CONCURRENCY, ask)):
-        others = {key: settings_with_model(CONCURRENCY, ask).get(key) for key in varying}
+    for ask in sorted(distinct_asks(cells, row_key), key=lambda ask: sort_key(form, ask)):
+        others = {key: settings_with_model(form, ask).get(key) for key in varying}
         rows[row_key(ask)] = {
             **{key: others[key] for key in varying[:1] if key == "model"},
-            **CONCURRENCY.lead(ask),
+            **form.lead(ask),
             **others,
         }
     columns = leading(list(rows.values()), list(next(iter(rows.values()))))
     for number, arm in enumerate(arms):
-        for metric in ("speed_pp", "speed_tg"):
+        for metric in metrics:
             key = f"{metric}.{number}"
             for cell in arm.measured:
                 rows[row_key(cell.ask)][key] = cell.quantities.get(metric)
             label = units.metric(metric).label
             columns.append(Column(key, f"{arm.name} {label}" if len(arms) > 1 else label, metric))
-    return side_by_side("concurrency", "Concurrency", arms, columns, rows.values(), settings=common(every))
+    return side_by_side(form.name, form.name.capitalize(), arms, columns, rows.values(), settings=common(every))

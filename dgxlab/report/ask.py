@@ -44,6 +44,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "steps": ("experiment", "baseline", "host", "model", "cells", "published"),
     "single-stream": (*ARMS, "model", "cells", "published"),
     "concurrency": (*ARMS, "model", "cells", "published"),
+    "serving": (*ARMS, "model", "cells"),
     "ops": (*ARMS, "cells", "published"),
     "profile": (*ARMS, "model", "cells"),
     "gates": (*ARMS, "published"),

@@ -23,10 +23,21 @@ from dgxlab.report.ledger import experiments, steps
 from dgxlab.report.profile import profile
 from dgxlab.report.records import Beside, Column, Number, Origin, Page, Provenance, Row, Table, Value
 from dgxlab.report.session import WORDS, ChainSession
-from dgxlab.report.tables import OPS, contents_text, fidelity_text, gate_tables, provenance, sorted_cells, tables
+from dgxlab.report.tables import (
+    OPS,
+    SERVING,
+    contents_text,
+    fidelity_text,
+    gate_tables,
+    provenance,
+    sorted_cells,
+    tables,
+    with_host_gap,
+)
 from dgxlab.report.verdicts import collect_session, newest_with_verdicts
 from dgxlab.roofline import Peaks
 from dgxlab.store import alias, only_match
+from dgxlab.tools import BY_FORM
 
 if TYPE_CHECKING:
     from dgxlab.store import Job, Store
@@ -51,6 +62,16 @@ def _single_stream(store: Store, wanted: Query) -> Page:
 def _concurrency(store: Store, wanted: Query) -> Page:
     table = concurrency(of_forms(store, wanted, wanted.form))
     return Page(wanted.form, (columns_beside(matching_series(wanted.form, wanted.published), table),))
+
+
+def _serving(store: Store, wanted: Query) -> Page:
+    arms = [with_host_gap(arm) for arm in of_forms(store, wanted, "serving", "concurrency")]
+    tool = BY_FORM["serving"]
+    served = [replace(arm, measured=tuple(each for each in arm.measured if each.ask.cell.tool == tool)) for arm in arms]
+    if empty := [arm.name for arm in served if not arm.measured]:
+        raise UsageError(f"{empty[0]} has nothing measured for form=serving", next="dgxlab report")
+    every = {metric for arm in served for cell in arm.measured for metric in cell.quantities}
+    return Page(wanted.form, (concurrency(served, SERVING, [name for name in SERVING.metrics if name in every]),))
 
 
 def _ops(store: Store, wanted: Query) -> Page:
@@ -253,6 +274,7 @@ FORMS: Mapping[str, Callable[[Store, Query], Page]] = {
     "steps": lambda store, wanted: Page(wanted.form, (steps(store, wanted),)),
     "single-stream": _single_stream,
     "concurrency": _concurrency,
+    "serving": _serving,
     "ops": _ops,
     "profile": profile,
     "gates": _gates,

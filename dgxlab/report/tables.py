@@ -71,12 +71,23 @@ CONCURRENCY = Form(
     ("pp", "tg", "pl"),
     ("speed_pp", "speed_tg", "speed"),
 )
-FORMS: Mapping[str, Form] = {BY_FORM[form.name]: form for form in (OPS, SINGLE_STREAM, CONCURRENCY)}
+SERVING = replace(
+    CONCURRENCY,
+    name="serving",
+    title=lambda ask: f"Serving: {ask.model}",
+    hidden=(*CONCURRENCY.hidden, "repetitions"),
+    metrics=(
+        *("speed_tg", "host_gap_ms", "ttft_p50_ms", "ttft_p95_ms", "itl_p50_ms", "itl_p99_ms"),
+        *("speed_pp", "speed_out"),
+    ),
+)
+FORMS: Mapping[str, Form] = {BY_FORM[form.name]: form for form in (OPS, SINGLE_STREAM, CONCURRENCY, SERVING)}
 """By tool, its form."""
 
 
 def tables(evidence: Evidence) -> list[Table]:
     """Return the tables of an arm: the gates that it should have passed, then what was measured."""
+    evidence = with_host_gap(evidence)
     groups = grouped(
         ((tool, form.title(cell.ask)), cell)
         for tool, form in FORMS.items()
@@ -85,6 +96,27 @@ def tables(evidence: Evidence) -> list[Table]:
     )
     measured = [_measured_table(FORMS[tool], title, cells, evidence) for (tool, title), cells in groups.items()]
     return [*gate_tables(evidence), *measured]
+
+
+def with_host_gap(evidence: Evidence) -> Evidence:
+    """Add to servers' cells how much longer a step is than llama-batched-bench's of the same arm, model and sizes."""
+
+    def size(ask: CellAsk) -> tuple[Value, ...]:
+        return (ask.model, *SERVING.order(ask))
+
+    steps = grouped(
+        (size(cell.ask), cell) for cell in evidence.measured if FORMS.get(cell.ask.cell.tool) is CONCURRENCY
+    )
+    measured = []
+    for cell in evidence.measured:
+        beside = steps.get(size(cell.ask), []) if FORMS.get(cell.ask.cell.tool) is SERVING else []
+        speeds = [each.quantities["speed_tg"].middle for each in (cell, *beside) if "speed_tg" in each.quantities]
+        if len(speeds) == 2:
+            own, other = (1e3 * float(cell.ask.cell.params["pl"]) / speed for speed in speeds)
+            gap = Number("host_gap_ms", "ms", None, value=own - other)
+            cell = replace(cell, quantities={**cell.quantities, "host_gap_ms": gap})  # noqa: PLW2901
+        measured.append(cell)
+    return replace(evidence, measured=tuple(measured))
 
 
 def stream_test(params: Mapping[str, Param]) -> str:

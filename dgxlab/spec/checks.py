@@ -29,6 +29,7 @@ _MAX_CELLS = 100_000  # cells of one experiment; ten times the most that a plan 
 _SECRET = re.compile(r"(.*_)?(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(API|ACCESS|PRIVATE)_KEY)")
 """Names of variables that hold secrets: a spec is recorded, printed and kept in git."""
 _CUDA_KEYS = "GGML_CUDA: true and CMAKE_CUDA_ARCHITECTURES"
+_NO_TEXT = "model {name} has no vocabulary: give its recipe vocab: llama-spm"
 _Finding = tuple[Loc, str]  # place and text of a problem
 
 
@@ -128,16 +129,19 @@ def _gates(spec: ExperimentSpec) -> Iterator[_Finding]:
             name = getattr(body, key, "")
             if name and name not in spec.models:
                 yield ("gates", place, kind, key), f"no model {shown(name)} under models{nearest(name, spec.models)}"
-            elif name in records:
-                root = root_of(records[name])
-                if isinstance(root, SyntheticModel) and not root.vocab:
-                    why = f"model {name} has no vocabulary: give its recipe vocab: llama-spm"
-                    yield ("gates", place, kind, key), why
+            elif name in records and not _has_text(records[name]):
+                yield ("gates", place, kind, key), _NO_TEXT.format(name=name)
         if isinstance(body, Check):
             arm, other = environments(body, spec.env)
             if getattr(body, "against", {}) and arm == other:
                 yield ("gates", place, kind), "against changes nothing: the arm's environment is that already"
             yield from ((("gates", place, kind), text) for text in body.flaws())
+
+
+def _has_text(record: Model) -> bool:
+    """Return whether a model has a tokenizer, as far as the spec knows."""
+    root = root_of(record)
+    return not isinstance(root, SyntheticModel) or bool(root.vocab)
 
 
 def _axes(entry: Benchmark) -> dict[str, Sequence[Any]]:
@@ -156,8 +160,11 @@ def _entry(spec: ExperimentSpec, body: Benchmark) -> Iterator[_Finding]:
     """Check a bench entry's cells and exclusions: with a typo, excluded cells would be measured."""
     name, args, either = getattr(body, "model", None), getattr(body, "args", ()), body.either
     axes = {axis: values for axis, values in _axes(body).items() if values}
-    if name is not None and name not in spec.models:
+    yield from (((), text) for text in body.flaws())
+    if name and name not in spec.models:
         yield ("model",), f"no model {shown(name)} under models{nearest(name, spec.models)}"
+    elif body.vocabulary and name in (records := spec.model_records()) and not _has_text(records[name]):
+        yield ("model",), _NO_TEXT.format(name=name)
     if either and not any(axis in axes for axis in either):
         yield (), f"measures nothing: give {', '.join(either)} or both"
     for place, why in body.refused(args).items():

@@ -8,6 +8,7 @@ rows      strict parsing of the rows that a tool prints
 reading   imported files: their encodings and formats, and the parsed rows
 profile   kernel times under a tracer; kernel_groups has the rules for kernels' names
 parity    the gate of test-backend-ops, with its own parser
+load      the client of llama-server, which runs on the host
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,19 +17,30 @@ from dgxlab import model
 from dgxlab.errors import SpecError
 from dgxlab.model import Bench, Cell, Check, Experiment, GateStep, LaunchedGate, ParityGate
 from dgxlab.model.reasons import Code, Reason, reason
-from dgxlab.tools import backend_ops, batched_bench, completion, harness, llama_bench, parity, perplexity, profile
+from dgxlab.tools import (
+    backend_ops,
+    batched_bench,
+    completion,
+    harness,
+    llama_bench,
+    llama_server,
+    parity,
+    perplexity,
+    profile,
+)
 from dgxlab.tools.backend_ops import BackendOpsBench
 from dgxlab.tools.batched_bench import BatchedBench
 from dgxlab.tools.completion import GreedyGate
 from dgxlab.tools.harness import HarnessGate
 from dgxlab.tools.llama_bench import LlamaBench
+from dgxlab.tools.llama_server import ServeBench
 from dgxlab.tools.perplexity import PerplexityGate
 from dgxlab.tools.profile import ProfileBench
 from dgxlab.tools.tool import WHERE, Benchmark, Key, Launch, Tool, keys_of
 
 TOOLS: Mapping[str, Tool] = {
     module.TOOL.program: module.TOOL
-    for module in (backend_ops, llama_bench, batched_bench, completion, perplexity, harness, profile)
+    for module in (backend_ops, llama_bench, batched_bench, completion, perplexity, harness, profile, llama_server)
 }
 """All tools by program."""
 

@@ -106,6 +106,8 @@ class Benchmark(Bench):
     either: ClassVar[tuple[str, ...]] = ()  # keys of sizes of which a cell has one; all other keys and axes multiply
     rounds: ClassVar[int] = 1  # how often a launch measures each cell; only the last counts
     attempts: ClassVar[int] = 1  # how often a run may be launched when it ends well with rows missing
+    vocabulary: ClassVar[bool] = False  # whether its model needs one
+    pins: ClassVar[bool] = True  # whether its number of threads says how many processors it needs
     form: ClassVar[str]  # the report's `--form` that shows its results
     one_device: ClassVar[bool] = False
     """Whether a cell uses only the device named by its parameter `backend_name`; else it may use all devices."""
@@ -113,6 +115,10 @@ class Benchmark(Bench):
     def launches(self, env: Mapping[str, str], keep: Keep) -> Iterator[Launch]:
         """Yield the launches of this entry in `env`, each with those of its cells that `keep` selects, perhaps none."""
         raise NotImplementedError
+
+    def flaws(self) -> Iterator[str]:
+        """Yield why the entry's keys do not fit together."""
+        yield from ()
 
     @staticmethod
     def parse(stdout: str, cells: Sequence[Cell]) -> Parsed:
@@ -158,6 +164,8 @@ class Tool:
     formats: Mapping[str, Format] = field(default_factory=dict)  # the formats of its output that can be imported
     built: bool = True  # whether it is a target of llama.cpp's build
     runs: str = ""  # the target that it runs, where that is another program
+    drive: Callable[..., None] | None = None
+    """Runs on the host in place of the program, with the words of a launch after {agent} drive PROGRAM."""
 
 
 # -- from an entry to launches ----------------------------------------------------------------------------------------

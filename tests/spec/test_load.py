@@ -169,4 +169,5 @@ def test_the_schema_describes_every_key_and_allows_no_others() -> None:
         assert part["description"]
         assert all("description" in key or "$ref" in key for key in part["properties"].values())
     assert "required" not in schema
-    assert set(schema["$defs"]["BenchSpec"]["properties"]) == {"backend-ops", "llama-bench", "batched-bench", "profile"}
+    benches = {"backend-ops", "llama-bench", "batched-bench", "profile", "serve"}
+    assert set(schema["$defs"]["BenchSpec"]["properties"]) == benches

@@ -8,6 +8,8 @@ from tests.spec.specs import child_refusal, read, refusal, write
 
 GATE = "op: MUL_MAT, backend: CPU"
 PROFILE = "model: q4k, npp: 8, ntg: 2, npl: 1"
+SERVE = "n_prompt: 16, n_gen: 96, streams: [1, 8]"
+VLLM = f"{SERVE}, engine: vllm, command: [vllm, serve, /m/x]"
 NO_GPU = "cmake: {GGML_CUDA: false}\n"
 URL = "llama_cpp.sources: must be a git URL without a password"
 
@@ -101,6 +103,16 @@ REFUSED = [
     (f"bench: [profile: {{{PROFILE}, phase: tg}}]", "bench[0].profile.phase: must be prompt or decode, not 'tg'"),
     (f"bench: [profile: {{{PROFILE}, args: -pps}}]", "bench[0].profile.args: '-pps' is set by dgxlab"),
     (f"bench: [profile: {{{PROFILE}, repetitions: 0}}]", "bench[0].profile.repetitions: must be at least 1, not 0"),
+    (f"bench: [serve: {{{SERVE}, model: small}}]", "model: model small has no vocabulary: give its recipe vocab"),
+    (f"bench: [serve: {{{SERVE}, model: q4}}]", "bench[0].serve.model: no model 'q4' under models; did you mean"),
+    (f"bench: [serve: {{{SERVE}}}]", "bench[0].serve: llama-server needs model and no command, vllm a command and no"),
+    (f"bench: [serve: {{{SERVE}, engine: vllm}}]", "bench[0].serve: llama-server needs model and no command, vllm a "),
+    (f"bench: [serve: {{{VLLM}, n_ubatch: 512, args: -x}}]", "n_ubatch, args: what vllm is given belongs into command"),
+    ("bench: [serve: {model: q4k, n_prompt: 1, n_gen: 65, streams: 1}]", "serve.n_gen: must be at least 66, not 65"),
+    (
+        f"bench: [serve: {{{SERVE}, model: q4k, args: [--port, 1]}}]",
+        "bench[0].serve.args[0]: '--port' is set by dgxlab",
+    ),
     ("bench: []", "bench: must not be empty: nothing would be measured"),
     ("bench: [llama-bench: {model: q4, n_gen: 1}]", "bench[0].llama-bench.model: no model 'q4' under models; did you "),
     ("bench: [llama-bench: {model: q4k}]", "bench[0].llama-bench: measures nothing: give n_prompt, n_gen or both"),

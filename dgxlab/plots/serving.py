@@ -1,0 +1,64 @@
+"""The picture of servers: throughput against latency, a point for each number of streams."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from dgxlab import units
+from dgxlab.plots import COLOURS, DASHES, HEIGHT, MARKERS, label, new, write
+from dgxlab.report import Number, Table
+
+LATENCIES = {"itl_p50_ms": "Between tokens, ITL p50", "ttft_p50_ms": "To the first token, TTFT p50"}
+"""The panels: the metric of the x axis, and the title."""
+THROUGHPUT = "speed_tg"
+
+
+class Point(NamedTuple):
+    """A row of a table: latency, throughput, and the number of streams."""
+
+    x: float
+    y: float
+    streams: str
+
+
+def draw(tables: Sequence[Table], folder: Path, stem: str) -> list[Path]:
+    """Write STEM-serving.png; raises UsageError if there is no matplotlib, or the file cannot be written."""
+    throughput = units.metric(THROUGHPUT)
+    with new(HEIGHT) as figure:
+        for place, (metric, title) in enumerate(LATENCIES.items(), 1):
+            axes = figure.add_subplot(1, len(LATENCIES), place)
+            looks = zip(itertools.cycle(COLOURS), itertools.cycle(MARKERS), itertools.cycle(DASHES), strict=False)
+            for (name, points), (colour, marker, dashes) in zip(curves(tables, metric), looks, strict=False):
+                xs, ys = [point.x for point in points], [point.y for point in points]
+                axes.plot(xs, ys, label=name, color=colour, marker=marker, linestyle=dashes)
+                for point in points:
+                    axes.annotate(point.streams, point[:2], xytext=(4, 4), textcoords="offset points", size=7.5)
+            axes.set_title(title, weight="bold", pad=5.0)
+            axes.set_xlabel(units.metric(metric).unit)
+            axes.set_ylabel(f"{throughput.label} ({throughput.unit})")
+            axes.set_xlim(left=0.0)
+            axes.set_ylim(bottom=0.0)
+        settings = [f"{name} {value}" for table in tables for name, value in table.settings.items()]
+        origins = [origin.provenance for table in tables for origin in table.origins] or [
+            table.provenance for table in tables
+        ]
+        label(figure, "Throughput against latency", [*settings, "numbers: streams at once"], origins)
+    return [write(figure, folder / f"{stem}-serving.png")]
+
+
+def curves(tables: Sequence[Table], metric: str) -> Iterator[tuple[str, list[Point]]]:
+    """Yield the points of each arm in each table, by its name; one that shares rows with others has numbered keys."""
+    for table in tables:
+        arms = {f".{number}": origin.label for number, origin in enumerate(table.origins)}
+        for suffix, name in (arms or {"": table.provenance.experiment}).items():
+            points = [
+                Point(x.middle, y.middle, f"{row['B']}")
+                for row in table.rows
+                if isinstance(x := row.get(f"{metric}{suffix}"), Number)
+                and isinstance(y := row.get(f"{THROUGHPUT}{suffix}"), Number)
+            ]
+            if points:
+                yield name, points

@@ -1,0 +1,281 @@
+"""Servers under concurrent streams: what a user gets of llama-server or vLLM, by the times at which tokens arrive.
+
+The client is `load`, which prints every time; here they become metrics, or sentences that say why they must not.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, ClassVar
+
+from dgxlab import units
+from dgxlab.errors import SpecError
+from dgxlab.model import Cell, CellResult, Measurement, Param, canonical
+from dgxlab.stats import median
+from dgxlab.tools import load, tool
+from dgxlab.tools.reading import whole
+from dgxlab.tools.rows import Columns, Parsed, Refused, finite, json_rows, match_rows
+from dgxlab.tools.tool import Benchmark, Keep, Key, Launch, Tool, key
+
+PROGRAM = "llama-server"
+CTX_STEP = 256  # llama.cpp rounds the context of a slot up to this
+STEADY = 64
+"""Tokens that each stream must receive while all streams generate."""
+BUSY = 0.8
+"""Share of a processor above which the client is too slow to be believed."""
+AGREES = 0.02
+"""Largest distance of the client's speeds from the server's own, over all streams."""
+UNEQUAL = 0.1
+"""A stream may be this much slower than the median: in one batch all get a token a step."""
+BUNCHED = 0.25
+"""Share of the events that may arrive together with the one before; more means that something collects them."""
+TOGETHER = 0.05
+"""Share of the median distance of events below which two arrive together."""
+
+METRICS = ("speed_pp", "speed_tg", "speed_out", "ttft_p50_ms", "ttft_p95_ms", "itl_p50_ms", "itl_p99_ms")
+"""A sample of each is of one wave."""
+CLIENT = ("cpu", "late_us")
+"""Of a wave, the client's share of a processor, and by how much a time can be late."""
+
+# -- from times to metrics --------------------------------------------------------------------------------------------
+
+
+def steady(streams: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return the speed of each stream, in t/s, while all of them generate.
+
+    That is between the latest first token and the earliest last one. A stream's tokens after its first event there are
+    divided by the time since, so that the ends of the window cost none.
+
+    Raises:
+        Refused: if some stream got fewer than STEADY tokens in that time.
+    """
+    times = [[each["sent_us"] + at for at in accumulate(each["at_us"])] for each in streams]
+    begin, end = max(each[0] for each in times), min(each[-1] for each in times)
+    speeds = []
+    for number, (at, stream) in enumerate(zip(times, streams, strict=True)):
+        inside = [(us, tokens) for us, tokens in zip(at, stream["tokens"], strict=True) if begin <= us <= end]
+        count = sum(tokens for _, tokens in inside[1:])
+        if count < STEADY:
+            raise Refused(f"no steady window: stream {number} got {count} tokens while all generated, not {STEADY}")
+        speeds.append(count / (inside[-1][0] - inside[0][0]) * 1e6)
+    return speeds
+
+
+def metrics(streams: Sequence[Mapping[str, Any]], pp: int, tg: int) -> dict[str, float]:
+    """Return the metrics of a wave of whole answers; raises Refused as `steady` does."""
+    first = [each["at_us"][0] / 1e3 for each in streams]
+    gaps = [us / 1e3 for each in streams for us in each["at_us"][1:]]
+    sent = min(each["sent_us"] for each in streams)
+    begin = max(each["sent_us"] + each["at_us"][0] for each in streams)
+    last = max(each["sent_us"] + sum(each["at_us"]) for each in streams)
+    return {
+        "speed_pp": pp * len(streams) / (begin - sent) * 1e6,
+        "speed_tg": sum(steady(streams)),
+        "speed_out": tg * len(streams) / (last - sent) * 1e6,
+        "ttft_p50_ms": percentile(first, 50),
+        "ttft_p95_ms": percentile(first, 95),
+        "itl_p50_ms": percentile(gaps, 50),
+        "itl_p99_ms": percentile(gaps, 99),
+    }
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return a percentile, between two values linearly, as numpy and the other clients do."""
+    ordered, place = sorted(values), (len(values) - 1) * share / 100
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def incomplete(streams: Sequence[Mapping[str, Any]], pp: int, tg: int) -> Iterator[str]:
+    """Yield why streams are not whole answers to what was asked."""
+    for number, each in enumerate(streams):
+        count, end = sum(each.get("tokens", ())), each.get("end") or {}
+        if each["status"] != 200:
+            yield f"stream {number}: HTTP {each['status'] or 'without a status'}: {each.get('problem', '')}"
+        elif "problem" in each:
+            yield f"stream {number}: {each['problem']}"
+        elif each.get("stalled"):
+            yield f"stream {number} stalled after {count} tokens"
+        elif "prompt" not in end:
+            yield f"stream {number} was cut after {count} of {tg} tokens"
+        elif count != tg:
+            yield f"stream {number} got {count} tokens, not {tg}: it was stopped by {end.get('stop')}"
+        elif end["cached"] or end["prompt"] != pp:
+            computed = f"{end['prompt']} tokens of its prompt were computed and {end['cached']} came from a cache"
+            yield f"stream {number}: {computed}, of {pp}"
+
+
+def unfair(streams: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield why the times of whole answers are not the server's; raises Refused as `steady` does."""
+    gaps = [us for each in streams for us in each["at_us"][1:]]
+    close = TOGETHER * median(gaps)
+    if (together := sum(us <= close for us in gaps) / len(gaps)) > BUNCHED:
+        yield f"{together:.0%} of the events arrived with the one before: something between server and client collects"
+    speeds = steady(streams)
+    if min(speeds) < (1 - UNEQUAL) * median(speeds):
+        slow = f"stream {speeds.index(min(speeds))} got {min(speeds):.4g} t/s"
+        yield f"{slow}, the median stream {median(speeds):.4g}: they did not share the steps"
+    pairs = [(sum(each["tokens"][1:]), sum(each["at_us"][1:]) / 1e3, each["end"]["ms"]) for each in streams]
+    timed = [(count / client, count / own) for count, client, own in pairs if own]
+    if timed and abs(off := sum(each[0] for each in timed) / sum(each[1] for each in timed) - 1) > AGREES:
+        yield f"the client saw {100 * off:+.1f} % of the speed that the server measured itself"
+
+
+# -- the output of a launch -------------------------------------------------------------------------------------------
+
+
+def parse(stdout: str, cells: Sequence[Cell]) -> Parsed:
+    """Read the METRICS of each cell, a sample a wave, the first discarded.
+
+    What was printed are the times of `load`, or rows that were made of them before.
+    """
+    lines, problems = json_rows(stdout, PROGRAM)
+    rows = [row for row in lines if row is not None]
+    about: Columns = next((row["server"] for row in rows if "server" in row), {})
+    problems += [str(row["problem"]) for row in rows if "problem" in row]
+
+    def read(cell: Cell, row: Columns) -> CellResult:
+        try:
+            return _read(cell, _row(row, about) if "waves" in row else row)
+        except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+            raise error if isinstance(error, Refused) else Refused(f"its times are broken: {error!r}") from error
+
+    return match_rows(cells, rows, read, problems)
+
+
+def _row(line: Columns, about: Columns) -> dict[str, Any]:
+    """Return the row of a cell, given the times of its waves; raises Refused if they give no number."""
+    pp, tg, pl = (whole(line, name) for name in ("pp", "tg", "pl"))
+    if pl > (about["slots"] or pl) or pp + tg >= (about["n_ctx"] or pp + tg + 1):
+        have = f"{about['slots']} slots of {about['n_ctx']} tokens"
+        raise Refused(f"the server has {have}, which are too few for {pl} streams of {pp + tg}")
+    for wave in line["waves"]:
+        if wrong := list(incomplete(wave["streams"], pp, tg)):
+            raise Refused(f"{wrong[0]}{f', and {len(wrong) - 1} more' if wrong[1:] else ''}")
+        if wave["cpu"] > BUSY:
+            raise Refused(f"the client used {wave['cpu']:.2f} of a processor: above {BUSY} it may be late")
+        if wrong := list(unfair(wave["streams"])):
+            raise Refused("; ".join(wrong))
+    waves = [{**wave, **metrics(wave["streams"], pp, tg)} for wave in line["waves"]]
+    return {
+        "pp": pp,
+        "tg": tg,
+        "pl": pl,
+        **{name: [wave[name] for wave in waves] for name in (*METRICS, *CLIENT)},
+        "server": about,
+    }
+
+
+def _read(cell: Cell, row: Columns) -> CellResult:
+    measurements = []
+    for name in METRICS:
+        first, *counted = [finite(value, name) for value in row[name]]
+        if len(counted) != cell.fixed.get("repetitions"):
+            raise Refused(f"it has {len(counted)} waves that count, not {cell.fixed.get('repetitions')}")
+        measurements.append(Measurement(cell.key, name, units.metric(name).unit, tuple(counted), (first,)))
+    return CellResult(cell.key, tuple(measurements), row)
+
+
+# -- launches ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ServeBench(Benchmark):
+    """A server with many streams at once: speed and latency as a client on the same host sees them."""
+
+    name = "serve"
+    compared: ClassVar = {"speed_tg": "tg"}
+    axis_keys: ClassVar = {
+        "n_ctx": Key("Count", "Context size, in tokens, for all slots together.", ("-c", "--ctx-size")),
+        "n_parallel": Key("Count", "Slots; as many as streams has at most, when left out.", ("-np", "--parallel")),
+        **tool.AXES,
+    }
+    owned: ClassVar[tuple[str, ...]] = (
+        *("--host", "--port", "--reuse-port", "--api-prefix", "--api-key", "--api-key-file", "--alias", "-a"),
+        *("--ssl-key-file", "--ssl-cert-file", "--cache-ram", "-cram", "--log-disable", "--log-file", "-fit", "--fit"),
+    )
+    pins = False
+    vocabulary = True
+    form = "serving"
+    parse = staticmethod(parse)
+
+    model: str = key(
+        "Name", "A name under models, for llama-server; it needs a vocabulary.", "", flags=("-m", "--model")
+    )
+    n_prompt: tuple[int, ...] = key("Many[Count]", "Prompt lengths, in tokens.", [], must=True)
+    n_gen: tuple[int, ...] = key(
+        f"Many[Annotated[int, Field(ge={STEADY + 2}, le=2**31 - 1)]]",
+        "Generated tokens of each stream.",
+        [],
+        must=True,
+    )
+    streams: tuple[int, ...] = key("Many[Count]", "Numbers of streams at once.", [], must=True)
+    engine: str = key(
+        "Literal['llama-server', 'vllm']", "The build's own llama-server, or a vLLM on the host.", PROGRAM
+    )
+    command: tuple[str, ...] = key(
+        "Args",
+        "For vllm its command line, as [vllm, serve, /models/x]; dgxlab adds host, port and no prefix cache.",
+        [],
+    )
+    repetitions: int = key(
+        "Annotated[int, Field(ge=1, le=1000)]",
+        "Counted waves, in each of which every stream has one request; one more is run first and thrown away.",
+        3,
+    )
+    ready_s: float = key("Seconds", "How long the server may take until it is ready, in seconds.", 300.0)
+    stall_s: float = key("Seconds", "How long all streams together may be silent, in seconds.", 60.0)
+    axes: Mapping[str, tuple[Param, ...]] = field(default_factory=dict)
+    args: tuple[str, ...] = ()
+
+    def launches(self, env: Mapping[str, str], keep: Keep) -> Iterator[Launch]:
+        """Yield a launch of the server for all numbers of streams at one (n_prompt, n_gen, other axes)."""
+        for setting in tool.settings({"n_prompt": self.n_prompt, "n_gen": self.n_gen, **self.axes}):
+            asked = [pl for pl in self.streams if not tool.excluded({**setting, "streams": pl}, self.exclude)]
+            if not asked:
+                continue
+            axes = dict(setting)
+            pp, tg = int(axes.pop("n_prompt")), int(axes.pop("n_gen"))
+            fixed: dict[str, Param] = {**axes, "repetitions": self.repetitions, "args": " ".join(self.args)}
+            fixed |= {} if self.engine == PROGRAM else {"engine": self.engine, "command": " ".join(self.command)}
+            cells = {}
+            for pl in asked:
+                label = f"pp{pp} tg{tg} B{pl}{tool.varying(axes, self.axes)}"
+                cells[pl] = Cell(self.name, label, {"pp": pp, "tg": tg, "pl": pl}, fixed)
+            left = {pl: cell for pl, cell in cells.items() if keep(self.model, cell)}
+            waves = {"waves": self.repetitions + 1, "ready_s": self.ready_s, "stall_s": self.stall_s}
+            client = canonical({"engine": self.engine, "pp": pp, "tg": tg, "pl": list(left), **waves})
+            server = self._llama_server(axes, max(asked), pp + tg) if self.engine == PROGRAM else self._vllm()
+            where = ("--host", load.LOOPBACK, "--port", "0")  # the kernel chooses a free one
+            argv = ("{python}", "{agent}", "drive", PROGRAM, client, *server, *self.args, *where)
+            yield Launch(self.name, tuple(left.values()), argv, self.model, env, self.limit_s)
+
+    def _llama_server(self, axes: dict[str, Param], most: int, tokens: int) -> tuple[str, ...]:
+        """Return the command of a server for so many streams of so many tokens; raises SpecError without room."""
+        slots = int(axes.pop("n_parallel", most))
+        if slots < most:
+            text = f"{most} streams do not fit into n_parallel {slots}: some would wait for a slot"
+            raise SpecError(text, next=f"set n_parallel to {most} or leave it out")
+        need = slots * -(-(tokens + 1) // CTX_STEP) * CTX_STEP
+        n_ctx = int(axes.pop("n_ctx", need))
+        if n_ctx < need:
+            text = f"n_ctx {n_ctx} is too small for {slots} slots of {tokens} tokens, which need {need}"
+            raise SpecError(text, next=f"set n_ctx to {need} or leave it out")
+        own = ("-np", str(slots), "-c", str(n_ctx), "-fit", "off", "--cache-ram", "0")
+        return (f"{{bin}}/{PROGRAM}", "-m", f"{{model:{self.model}}}", *own, *tool.flags_of(axes, tool.AXES))
+
+    def _vllm(self) -> tuple[str, ...]:
+        return (*self.command, "--no-enable-prefix-caching")
+
+    def flaws(self) -> Iterator[str]:
+        """Yield which keys do not fit the engine."""
+        own = self.engine == PROGRAM
+        if own != bool(self.model) or own == bool(self.command):
+            yield "llama-server needs model and no command, vllm a command and no model"
+        if not own and (self.axes or self.args):
+            yield f"{', '.join([*self.axes, *['args'] * bool(self.args)])}: what vllm is given belongs into command"
+
+
+TOOL = Tool(PROGRAM, bench=ServeBench, drive=load.main)

@@ -1,0 +1,371 @@
+"""Load a server with concurrent streams, and print when each token arrived. It runs on the host, as a launch's program.
+
+    load.main('{"pl": [1, 8], "pp": 128, "tg": 256, "waves": 4, ...}', SERVER, ARGUMENT, ...)
+
+One thread reads all streams with epoll and only notes time and bytes; HTTP and JSON are parsed after a wave. The server
+is in the process group of this program, so that nothing of a launch survives it; its output goes to stderr.
+
+A line of JSON for `server`, then one for each number of streams, `pl`, with its `waves`: all its streams start at once,
+and each has the times of its events. A `problem` ends the output.
+"""
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import random
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Any
+
+LOOPBACK = "127.0.0.1"
+PR_SET_PDEATHSIG = 1
+GRACE_S = 10.0
+"""Wait between TERM and KILL."""
+PROBE_S = 2.0
+"""Timeout of a question to a server that may not be ready."""
+PAUSE_S = 0.1
+READ = 1 << 16
+COMMON_VOCAB = 20_000
+"""A size of the vocabulary that every large model exceeds, for servers that do not tell it."""
+UNTOLD = (OSError, HTTPException, ValueError, LookupError, TypeError)
+EXCERPT = 200
+"""Characters of an answer that a problem quotes."""
+
+Reads = Sequence[tuple[int, bytes]]
+
+
+class Problem(Exception):
+    """Why no further wave can be measured; the message is a sentence."""
+
+
+# -- the server -------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def started(argv: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Yield a running server; end it by TERM, then KILL."""
+    libc = ctypes.CDLL(None)
+    server = subprocess.Popen(
+        list(argv),
+        stdin=subprocess.DEVNULL,
+        stdout=sys.stderr.fileno(),
+        close_fds=False,  # an orphan still holds the locks that this program inherited
+        preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),  # noqa: PLW1509 - one thread
+    )
+    try:
+        yield server
+    finally:
+        server.terminate()
+        try:
+            server.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def ready(server: subprocess.Popen[bytes], limit_s: float) -> int:
+    """Return the port on which the server answers that it is healthy; raises Problem if it ends or takes too long."""
+    deadline, ports = time.monotonic() + limit_s, set[int]()
+    while time.monotonic() < deadline:
+        _alive(server)
+        ports = listening()
+        for port in ports:
+            with contextlib.suppress(OSError, HTTPException):
+                if _get(port, "/health")[0] == 200:
+                    return port
+        time.sleep(PAUSE_S)
+    opened = " or ".join(map(str, sorted(ports)))
+    state = f"/health on port {opened} did not answer 200" if opened else "no port was opened"
+    raise Problem(f"the server was not ready within {limit_s:g} s: {state}")
+
+
+def listening() -> set[int]:
+    """Return the ports on which processes of this process group listen; vLLM has some for itself too.
+
+    They are read from the kernel: a server that was there before cannot be mistaken for ours.
+    """
+    inodes = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(stat.read_text().rpartition(")")[2].split()[2]) == os.getpgrp():
+                links = [str(fd.readlink()) for fd in (stat.parent / "fd").iterdir()]
+                inodes |= {link[8:-1] for link in links if link.startswith("socket:[")}
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return {int(row[1].partition(":")[2], 16) for row in rows if row[3] == "0A" and row[9] in inodes}
+
+
+def _alive(server: subprocess.Popen[bytes]) -> None:
+    if (code := server.poll()) is not None:
+        raise Problem(f"the server ended {f'by {signal.Signals(-code).name}' if code < 0 else f'with status {code}'}")
+
+
+def _get(port: int, path: str) -> tuple[int, bytes]:
+    connection = HTTPConnection(LOOPBACK, port, timeout=PROBE_S)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+# -- requests ---------------------------------------------------------------------------------------------------------
+
+
+def prompts(count: int, tokens: int, n_vocab: int, seed: str) -> Iterator[list[int]]:
+    """Yield prompts of random tokens, no two of which begin alike.
+
+    Tokens with a special meaning are at both ends of vocabularies, so only those between are used.
+    """
+    known, source = range(n_vocab // 8, n_vocab // 2), random.Random(seed)  # noqa: S311 - no secret
+    for first in source.sample(known, count):
+        yield [first, *source.choices(known, k=tokens - 1)]
+
+
+@dataclass(frozen=True)
+class Api:
+    """How an engine is asked: llama-server by its own requests, which have all that must be checked."""
+
+    path = "/completion"
+
+    def facts(self, port: int, argv: Sequence[str]) -> dict[str, Any]:
+        """Return what a server says of itself: model, slots, tokens of a slot, size of the vocabulary.
+
+        Raises:
+            Problem: if it does not, or serves another model than `argv` says.
+        """
+        path = argv[argv.index("-m") + 1]
+        try:
+            props, models = (json.loads(_get(port, path)[1]) for path in ("/props", "/v1/models"))
+            about = {
+                "model": props["model_path"],
+                "slots": props["total_slots"],
+                "n_ctx": props["default_generation_settings"]["n_ctx"],
+                "n_vocab": models["data"][0]["meta"]["n_vocab"],
+            }
+        except UNTOLD as error:
+            raise Problem(f"the server does not say what it serves: {error!r}") from error
+        if about["model"] != path:
+            raise Problem(f"the server has the model {about['model']}, not {path}")
+        return about
+
+    def body(self, prompt: Sequence[int], n_gen: int, about: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the body of a request for exactly `n_gen` tokens, the likeliest, with nothing from a cache."""
+        wanted = {"n_predict": n_gen, "ignore_eos": True, "cache_prompt": False, "temperature": 0.0, "stream": True}
+        return {"prompt": prompt, **wanted}
+
+    def told(self, event: Mapping[str, Any], count: int) -> tuple[int, dict[str, Any]]:
+        """Return the number of tokens so far, given that before an event, and of the last event the stream's `end`.
+
+        That has the tokens of the prompt that were computed and those from a cache, why it ended, and the server's own
+        time since the first token, in ms.
+        """
+        total, timings = int(event["tokens_predicted"]), event.get("timings")
+        if timings is None:
+            return total, {}
+        end = {"prompt": timings["prompt_n"], "cached": timings["cache_n"], "ms": timings["predicted_ms"]}
+        return total, {"stop": event.get("stop_type"), **end}
+
+
+class OpenAi(Api):
+    """vLLM and others: what the API does not tell is None. Events without a count are a token each."""
+
+    path = "/v1/completions"
+
+    def facts(self, port: int, argv: Sequence[str]) -> dict[str, Any]:
+        """Return the model, its longest context and the version, as far as the server tells them."""
+        try:
+            (model,) = json.loads(_get(port, "/v1/models")[1])["data"]
+            status, text = _get(port, "/version")
+            version = json.loads(text)["version"] if status == 200 else None
+            about = {"model": model["id"], "slots": None, "n_ctx": model.get("max_model_len"), "version": version}
+        except UNTOLD as error:
+            raise Problem(f"the server does not say what it serves: {error!r}") from error
+        if about["model"] not in {*argv, *(Path(word).name for word in argv)}:
+            raise Problem(f"the server has the model {about['model']}, which its command does not name")
+        return {**about, "n_vocab": COMMON_VOCAB}
+
+    def body(self, prompt: Sequence[int], n_gen: int, about: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the body of a request."""
+        wanted = {"max_tokens": n_gen, "min_tokens": n_gen, "ignore_eos": True, "temperature": 0.0, "stream": True}
+        usage = {"include_usage": True, "continuous_usage_stats": True}
+        return {"model": about["model"], "prompt": prompt, **wanted, "stream_options": usage}
+
+    def told(self, event: Mapping[str, Any], count: int) -> tuple[int, dict[str, Any]]:
+        """Return the number of tokens so far, and the end."""
+        usage, choices = event.get("usage") or {}, event["choices"]
+        total = int(usage.get("completion_tokens", count + bool(choices and choices[0]["finish_reason"] is None)))
+        end = {"stop": choices[0]["finish_reason"]} if choices and choices[0]["finish_reason"] else {}
+        if usage and (end or not choices):
+            cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+            end |= {"prompt": usage["prompt_tokens"] - (cached or 0), "cached": cached, "ms": None}
+        return total, end
+
+
+APIS: Mapping[str, Api] = {"llama-server": Api(), "vllm": OpenAi()}
+"""By engine."""
+
+
+def request(path: str, body: Mapping[str, Any]) -> bytes:
+    """Return a whole HTTP request."""
+    text = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: {LOOPBACK}\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(text)}\r\n\r\n".encode() + text
+
+
+# -- a wave -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Stream:
+    """One request: when it was sent, and what arrived when, in ns of the monotonic clock."""
+
+    sent: int
+    reads: list[tuple[int, bytes]] = field(default_factory=list)
+    stalled: bool = False
+
+
+def wave(port: int, requests: Sequence[bytes], stall_s: float, api: Api) -> dict[str, Any]:
+    """Send all requests at once and read them to their ends, or until none has sent anything for `stall_s`.
+
+    The time of a read is that at which epoll returned; `late_us` is the longest time for which this program was not
+    waiting there, by which a time can be late.
+    """
+    sockets = [socket.create_connection((LOOPBACK, port)) for _ in requests]
+    streams: dict[int, Stream] = {}
+    away = 0
+    gc.collect()
+    gc.disable()
+    begin, cpu = time.perf_counter_ns(), time.process_time_ns()
+    with contextlib.ExitStack() as opened, select.epoll() as poll:
+        still = {opened.enter_context(each).fileno(): each for each in sockets}
+        for (number, each), text in zip(still.items(), requests, strict=True):
+            streams[number] = Stream(time.perf_counter_ns())
+            each.sendall(text)
+            poll.register(number, select.EPOLLIN)
+        while still:
+            readable = poll.poll(stall_s)
+            now = time.perf_counter_ns()
+            for number, _ in readable:
+                try:
+                    chunk = still[number].recv(READ)
+                except OSError:  # reset: the stream has no end
+                    chunk = b""
+                streams[number].reads.append((now, chunk))
+                if not chunk:
+                    poll.unregister(number)
+                    del still[number]
+            if not readable:
+                break
+            away = max(away, time.perf_counter_ns() - now)
+        for number in still:
+            streams[number].stalled = True
+    took, used = time.perf_counter_ns() - begin, time.process_time_ns() - cpu
+    gc.enable()
+    told = [_told(each, begin, api) for each in streams.values()]
+    return {"cpu": round(used / took, 4), "late_us": away // 1000, "streams": told}
+
+
+def _told(stream: Stream, begin: int, api: Api) -> dict[str, Any]:
+    """Return a stream's answer: `at_us` after the request was sent, each relative to the one before, and `tokens`."""
+    status, lines = answer(stream.reads)
+    told: dict[str, Any] = {"sent_us": (stream.sent - begin) // 1000, "status": status}
+    told |= {"stalled": True} if stream.stalled else {}
+    last, count, at, tokens = stream.sent, 0, [], []
+    end: dict[str, Any] = {}
+    for now, line in lines:
+        if status != 200:
+            return {**told, "problem": line.decode(errors="replace")[:EXCERPT]}
+        try:
+            total, last_told = api.told(json.loads(line), count)
+        except UNTOLD:
+            return {**told, "problem": f"an event that is none: {line.decode(errors='replace')[:EXCERPT]}"}
+        if total > count:  # the last event repeats the number
+            at.append((now - last) // 1000)
+            tokens.append(total - count)
+            last, count = last + 1000 * at[-1], total
+        end |= last_told
+    return {**told, "at_us": at, "tokens": tokens, "end": end}
+
+
+def answer(reads: Reads) -> tuple[int, list[tuple[int, bytes]]]:
+    """Return the status of an HTTP answer and its events with their times; without events the body's text.
+
+    The status is 0 where there is no whole head. Chunks need not agree with events.
+    """
+    status, chunked, left, head, buffer, text = 0, False, 0, False, b"", b""
+    events: list[tuple[int, bytes]] = []
+    for now, read in reads:
+        buffer += read
+        if not head:
+            top, head, buffer = _parted(buffer, b"\r\n\r\n")
+            if not head:
+                continue
+            match = re.match(rb"HTTP/1\.[01] (\d{3})", top)
+            status, chunked = int(match[1]) if match else 0, b"chunked" in top.lower()
+        while buffer and chunked:
+            if not left:
+                line, whole, buffer = _parted(buffer, b"\r\n")
+                if not whole:
+                    break
+                left = int(line, 16) if re.fullmatch(rb"[0-9a-fA-F]+", line) else 0
+            text, buffer, left = text + buffer[:left], buffer[left:], max(0, left - len(buffer))
+        if not chunked:
+            text, buffer = text + buffer, b""
+        if status != 200:
+            continue
+        *lines, text = text.split(b"\n")
+        events += [(now, each[5:].strip()) for each in lines if each.startswith((b"data:", b"error:"))]
+    if status != 200:
+        events = [(0, text)]
+    return status, [(now, line) for now, line in events if line != b"[DONE]"]
+
+
+def _parted(buffer: bytes, end: bytes) -> tuple[bytes, bool, bytes]:
+    """Return the part before an end, whether there is one, and the rest: everything without an end."""
+    before, mark, rest = buffer.partition(end)
+    return (before, True, rest) if mark else (b"", False, buffer)
+
+
+# -- the program ------------------------------------------------------------------------------------------------------
+
+
+def main(settings: str, *argv: str) -> None:
+    """Start the server, load it with each number of streams, and print the lines."""
+    asked = json.loads(settings)
+    api = APIS[asked["engine"]]
+    try:
+        with started(argv) as server:
+            begin = time.monotonic()
+            port = ready(server, asked["ready_s"])
+            about = {**api.facts(port, argv), "ready_s": round(time.monotonic() - begin, 3)}
+            _print({"server": about})
+            for pl in asked["pl"]:
+                waves = []
+                for number in range(asked["waves"]):
+                    texts = prompts(pl, asked["pp"], about["n_vocab"], f"{pl} {number}")
+                    requests = [request(api.path, api.body(text, asked["tg"], about)) for text in texts]
+                    waves.append(wave(port, requests, asked["stall_s"], api))
+                    if not all(stream.get("end") for stream in waves[-1]["streams"]):
+                        time.sleep(PAUSE_S)  # until a server that was killed can be waited for
+                        break
+                _print({**{name: asked[name] for name in ("pp", "tg")}, "pl": pl, "waves": waves})
+                _alive(server)
+    except (Problem, OSError) as error:
+        _print({"problem": str(error)})
+
+
+def _print(line: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,67 @@
+"""Servers through the agent: what becomes of their times in the record, and that none outlives its job."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dgxlab import audit
+from dgxlab.errors import RemoteError
+from dgxlab.model import EngagedGate
+from dgxlab.report import page, query
+from tests import toy
+from tests.lab.conftest import ToyLab, kinds
+from tests.lab.test_chain import hold
+
+
+def test_a_server_is_measured(toy_lab: ToyLab) -> None:
+    gates = (EngagedGate("toy-path: on", ("serve",)),)
+    experiment = toy_lab.experiment(gates=gates, bench=(toy.serve(env={"TOY_PATH": "1"}),))
+    _, events = toy_lab.run_well(experiment)
+    *_, run = kinds(events, "run")
+    assert run["status"] == "valid"
+    assert run["argv"][2:4] == ["drive", "llama-server"]
+    (table,) = page(toy_lab.lab.store, query({"form": "serving", "experiment": "toy"})).tables
+    assert [row["B"] for row in table.rows] == [1, 2]
+    assert all(row["speed_tg.0"].middle > 20 for row in table.rows)  # type: ignore[union-attr]
+    assert audit.check(toy_lab.lab.store) == []
+    assert toy_lab.run(experiment)[0].job_id == ""  # nothing is measured again
+
+
+def test_one_failed_stream_leaves_the_other_cells(toy_lab: ToyLab) -> None:
+    experiment = toy_lab.experiment(gates=(), bench=(toy.serve(env={"TOY": "500"}),))
+    error, events = toy_lab.fail(RemoteError, experiment)
+    assert "B2: stream 1: HTTP 500" in error.message
+    (run,) = kinds(events, "run")
+    assert (run["status"], len(run["results"])) == ("failed", 1)
+
+
+def test_a_session_alternates_servers(toy_lab: ToyLab) -> None:
+    entry = toy.serve(streams=(1,))
+    sides = [toy_lab.experiment(name=name, gates=(), bench=(entry,), env={"ARM": name}) for name in ("stock", "other")]
+    events, _ = hold(toy_lab, *sides, kind="screen")  # how it ends depends on what else the machine does
+    assert [run["role"] for run in kinds(events, "run")][-3:] == ["baseline", "candidate", "baseline"]
+    assert all(len(run["results"]) == 1 for run in kinds(events, "run"))
+
+
+def test_a_cancelled_job_leaves_no_server(toy_lab: ToyLab) -> None:
+    entry = toy.serve(env={"TOY": "stalls"}, streams=(1,))
+    plan = toy_lab.submit(toy_lab.experiment(gates=(), bench=(entry,)))
+    toy_lab.wait_for(plan.job_id, '"run:0"')
+    server = wait_for_server(toy_lab.root / "jobs" / plan.job_id)
+    toy_lab.host.cancel(plan.job_id)
+    toy_lab.wait_end(plan.job_id)
+    assert not Path(f"/proc/{server}").exists()
+
+
+def wait_for_server(job: Path) -> int:
+    """Return the process id of the job's server, once it is there."""
+    while True:
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                environment = (folder / "environ").read_bytes()
+                words = (folder / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if os.fsencode(job.name) in environment and any(word.endswith(b"server.py") for word in words):
+                return int(folder.name)

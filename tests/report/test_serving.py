@@ -1,0 +1,87 @@
+"""Servers in the record: engines side by side, what the host costs a step, and the picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dgxlab.cli.report import Form
+from dgxlab.errors import UsageError
+from dgxlab.model import CellResult, RunStep, SyntheticModel
+from dgxlab.plots import serving
+from dgxlab.report import Number, collect, page, query, render_page
+from dgxlab.store import Store
+from dgxlab.tools import BENCHES, BatchedBench, ServeBench
+from tests.journals import source
+from tests.report.worlds import Session, agrees, h200
+from tests.tools.streams import ABOUT, output
+
+GOLDEN = Path(__file__).parent / "golden" / "forms"
+SERVE = ServeBench("text", (16,), (100,), (1, 4), axes={"n_ubatch": (2048,)})
+ALONE = BatchedBench("text", (16,), (100,), (1, 4, 8), {"n_ubatch": (2048,)})
+
+
+def record(store: Store, name: str, step_us: int, **changes: Any) -> None:
+    """Record a server with this step, and llama-batched-bench with one of 1 ms."""
+    models = {"text": SyntheticModel(vocab="llama-spm", n_vocab=32000)}
+    experiment = h200(**{"name": name, "bench": (ALONE, SERVE), "gates": (), "models": models, **changes})
+
+    def tool(step: RunStep) -> tuple[CellResult, ...]:
+        rows = [
+            {"pp": 16, "tg": 100, "pl": pl, "t_pp": 0.1, "speed_pp": pl * 160, "t_tg": 0.1, "speed_tg": pl * 1000}
+            for pl in (1, 4, 8)
+        ]
+        whole = [{**row, "t": 0.2, "speed": row["pl"] * 580} for row in rows]
+        text = output((1, 4), 16, 100, 4, step_us, {**ABOUT, "slots": 8})
+        parsed = BENCHES[step.tool].parse(
+            text if step.tool == "serve" else "\n".join(map(json.dumps, whole * 2)), step.cells
+        )
+        assert parsed.problems == ()
+        return parsed.results
+
+    job = f"20261120-1{len(store.jobs())}0000-{name}"
+    Session(store, experiment, job, tree=source([name])).build().runs(tool, only=("batched-bench", "serve")).end()
+
+
+def test_golden(store: Store) -> None:
+    record(store, "plain", 2000)
+    record(store, "patched", 1600)
+    text = render_page(page(store, query({"form": "serving", "experiment": "plain,patched"})))
+    assert agrees(text, GOLDEN / "serving.md")
+
+
+def test_the_host_gap_is_the_difference_of_two_steps(store: Store) -> None:
+    record(store, "plain", 2000)
+    (table,) = page(store, query({"form": "serving", "experiment": "plain"})).tables
+    gaps = [row["host_gap_ms.0"] for row in table.rows]
+    assert [gap.middle for gap in gaps if isinstance(gap, Number)] == pytest.approx([1.0, 1.0])
+    (whole,) = (each for each in collect(store, "plain").tables if each.form == "serving")
+    assert [row["host_gap_ms"] for row in whole.rows] == gaps
+
+
+def test_without_the_same_sizes_there_is_no_host_gap(store: Store) -> None:
+    record(store, "alone", 2000, bench=(SERVE,))
+    (table,) = page(store, query({"form": "serving", "experiment": "alone"})).tables
+    assert "host_gap_ms.0" not in table.rows[0]
+
+
+def test_an_experiment_without_a_server_has_no_such_table(store: Store) -> None:
+    record(store, "none", 2000, bench=(ALONE,))
+    with pytest.raises(UsageError, match="none has nothing measured for form=serving"):
+        page(store, query({"form": "serving", "experiment": "none"}))
+
+
+def test_the_picture_has_a_curve_for_each_arm(store: Store, tmp_path: Path) -> None:
+    record(store, "plain", 2000)
+    record(store, "patched", 1600)
+    tables = page(store, query({"form": Form.serving.value, "experiment": "plain,patched"})).tables
+    curves = dict(serving.curves(tables, "itl_p50_ms"))
+    assert curves == {
+        "plain": [(2.0, pytest.approx(500.0), "1"), (2.0, pytest.approx(2000.0), "4")],
+        "patched": [(1.6, pytest.approx(625.0), "1"), (1.6, pytest.approx(2500.0), "4")],
+    }
+    (path,) = serving.draw(tables, tmp_path, "both")
+    assert path.read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,223 @@
+"""What becomes of the times of a server's streams, and which are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dgxlab.errors import SpecError
+from dgxlab.tools.llama_server import ServeBench, metrics, parse, percentile, unfair
+from tests.conftest import GOLDEN
+from tests.tools.streams import ABOUT, STEP_US, output, stream
+
+CAPTURED = GOLDEN / "cpu" / "llama-server.jsonl"
+BENCH = ServeBench("m", (16,), (100,), (1, 4), repetitions=2)
+
+
+def cells(bench: ServeBench = BENCH) -> Any:
+    (launch,) = bench.launches({}, lambda model, cell: True)
+    return launch.cells
+
+
+def changed(change: Callable[[dict[str, Any]], object]) -> str:
+    """Return the output with a change made to the row of four streams."""
+    *lines, last = output((1, 4), 16, 100, 3).split("\n")
+    row = json.loads(last)
+    change(row)
+    return "\n".join([*lines, json.dumps(row)])
+
+
+def test_times_become_metrics() -> None:
+    parsed = parse(output((1, 4), 16, 100, 3), cells())
+    assert parsed.problems == ()
+    values = {m.metric: (m.samples, m.discarded) for m in parsed.results[1].measurements}
+    # four streams, a token each in 2 ms; the last begins 11 ms after the wave and takes 99 steps more
+    assert values["speed_tg"] == (pytest.approx((2000.0, 2000.0)), pytest.approx((2000.0,)))
+    assert values["speed_pp"][0] == pytest.approx([64 / 0.011] * 2)
+    assert values["speed_out"][0] == pytest.approx([400 / 0.209] * 2)
+    assert values["ttft_p50_ms"][0] == pytest.approx([8.0] * 2)
+    assert values["ttft_p95_ms"][0] == pytest.approx([10.7] * 2)
+    assert values["itl_p50_ms"][0] == values["itl_p99_ms"][0] == (2.0, 2.0)
+
+
+def test_the_capture_of_a_real_server() -> None:
+    """Both streams got a token a step, and the server's own clock agrees, on a machine that did much else."""
+    bench = ServeBench("m", (16,), (96,), (2,), repetitions=2)
+    parsed = parse(CAPTURED.read_text(), cells(bench))
+    assert parsed.problems == ()
+    values = {m.metric: m.samples for m in parsed.results[0].measurements}
+    assert values["speed_tg"] == pytest.approx((133.87, 128.47), rel=1e-4)
+    assert values["ttft_p50_ms"] == pytest.approx((37.094, 14.8505))
+    assert parsed.results[0].raw["cpu"] == [0.0188, 0.006, 0.0048]
+
+
+def test_the_steady_window_leaves_out_what_one_stream_does_alone() -> None:
+    """Before the last stream begins, and after the first has ended, the others are three times as fast."""
+    fast = [5000, *[500] * 20, *[1500] * 79]
+    late = [5000 + 500 * 20, *[1500] * 79, *[500] * 20]
+    wave = [stream(0, at_us=fast), stream(0, at_us=late)]
+    assert metrics(wave, 16, 100)["speed_tg"] == pytest.approx(2 / 0.0015)
+
+
+def test_a_stream_that_waits_for_the_prompts_of_others_is_not_slow() -> None:
+    """The first of two streams gets tokens slowly until the other's prompt is computed."""
+    early = [5000, *[20_000] * 20, *[STEP_US] * 79]
+    wave = [stream(0, at_us=early), stream(0, at_us=[405_000, *[STEP_US] * 99])]
+    for each in wave:
+        each["end"]["ms"] = sum(each["at_us"][1:]) / 1e3
+    assert list(unfair(wave)) == []
+
+
+def test_many_streams_are_judged_quickly() -> None:
+    wave = [stream(5000, tg=256) for _ in range(1024)]
+    assert list(unfair(wave)) == []
+    assert metrics(wave, 16, 256)["speed_tg"] == pytest.approx(512_000)
+
+
+def test_events_of_several_tokens_count_as_such() -> None:
+    pairs = stream(0, at_us=[5000, *[4000] * 50], tokens=[*[2] * 49, 1, 1])
+    assert metrics([pairs], 16, 100)["speed_tg"] == pytest.approx(98 / 0.2)
+
+
+def test_a_row_gives_its_numbers_again() -> None:
+    parsed = parse(output((1, 4), 16, 100, 3), cells())
+    for cell, result in zip(cells(), parsed.results, strict=True):
+        (again,) = parse(json.dumps(result.raw), [cell]).results
+        assert again == result
+
+
+def first(row: dict[str, Any]) -> dict[str, Any]:
+    return row["waves"][1]["streams"][2]
+
+
+END = stream(0)["end"]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda row: first(row).update(status=500, problem="busy"), "stream 2: HTTP 500: busy"),
+        (lambda row: first(row).update(status=0, problem=""), "HTTP without a status"),
+        (lambda row: first(row).update(problem="an event that is none: {"), "an event that is none: {"),
+        (lambda row: first(row).update(stalled=True), "stream 2 stalled after 100 tokens"),
+        (lambda row: first(row).update(end={"stop": None}), "stream 2 was cut after 100 of 100 tokens"),
+        (
+            lambda row: first(row).update(tokens=[1] * 90, end={**END, "stop": "eos"}),
+            "got 90 tokens, not 100: it was stopped by eos",
+        ),
+        (
+            lambda row: first(row).update(end={**END, "cached": 15, "prompt": 1}),
+            "1 tokens of its prompt were computed and 15",
+        ),
+        (lambda row: first(row).update(end={**END, "prompt": 15}), "15 tokens of its prompt were computed and 0"),
+        (lambda row: first(row)["at_us"].__setitem__(0, 90_000), "no steady window: stream 0 got 56 tokens"),
+        (lambda row: first(row).update(at_us=[9000, *[2400] * 99]), "stream 2 got 416.7 t/s, the median stream 500"),
+        (lambda row: row["waves"][1].update(cpu=0.81), "the client used 0.81 of a processor"),
+        (lambda row: row["waves"].pop(), "it has 1 waves that count, not 2"),
+        (lambda row: row.update(pl=5), "it has no row"),
+        (lambda row: row.update(waves=[{}]), "its times are broken"),
+    ],
+)
+def test_times_that_say_nothing_of_the_server_are_refused(change: Callable[[Any], object], told: str) -> None:
+    parsed = parse(changed(change), cells())
+    assert [result.raw["pl"] for result in parsed.results] == [1]
+    (problem,) = parsed.problems
+    assert problem.startswith("pp16 tg100 B4: ")
+    assert told in problem
+
+
+def every(change: Callable[[dict[str, Any]], None]) -> Callable[[Any], None]:
+    def of_wave(row: Any) -> None:
+        for each in row["waves"][2]["streams"]:
+            change(each)
+
+    return of_wave
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            lambda each: each.update(at_us=[each["at_us"][0] + 14_000, *[16_000, *[0] * 7] * 13][:100]),
+            "87% of the events",
+        ),
+        (lambda each: each["end"].update(ms=190.0), "the client saw -4.0 % of the speed"),
+        (lambda each: each["end"].update(ms=204.0), "the client saw +3.0 % of the speed"),
+    ],
+)
+def test_times_that_a_proxy_changed_are_refused(change: Callable[[dict[str, Any]], None], told: str) -> None:
+    (problem,) = parse(changed(every(change)), cells()).problems
+    assert told in problem
+
+
+@pytest.mark.parametrize("about", [{**ABOUT, "slots": 3}, {**ABOUT, "n_ctx": 116}, {}])
+def test_a_server_with_too_little_room_is_refused(about: dict[str, Any]) -> None:
+    parsed = parse(output((1, 4), 16, 100, 3, about=about), cells())
+    assert any("B4: " in problem for problem in parsed.problems)
+    assert len(parsed.results) == (0 if about.get("n_ctx") != 256 else 1)
+
+
+def test_what_ended_the_output_is_told_first() -> None:
+    text = "\n".join(
+        [*output((1, 4), 16, 100, 3).split("\n")[:-1], json.dumps({"problem": "the server ended by SIGKILL"})]
+    )
+    parsed = parse(text, cells())
+    assert parsed.problems == ("the server ended by SIGKILL", "pp16 tg100 B4: it has no row")
+    assert len(parsed.results) == 1
+
+
+@pytest.mark.parametrize(("share", "value"), [(0, 1.0), (50, 2.5), (95, 3.85), (100, 4.0)])
+def test_percentiles_are_those_of_numpy(share: float, value: float) -> None:
+    assert percentile([4.0, 1.0, 3.0, 2.0], share) == pytest.approx(value)
+
+
+def test_one_server_has_room_for_all_streams() -> None:
+    (launch,) = BENCH.launches({}, lambda model, cell: cell.params["pl"] == 4)
+    python, agent, drive, program, settings, *argv = launch.argv
+    assert (python, agent, drive, program) == ("{python}", "{agent}", "drive", "llama-server")
+    asked = {"engine": "llama-server", "pl": [4], "pp": 16, "tg": 100, "waves": 3, "ready_s": 300.0, "stall_s": 60.0}
+    assert json.loads(settings) == asked
+    assert argv[:3] == ["{bin}/llama-server", "-m", "{model:m}"]
+    flags = dict(zip(argv[1::2], argv[2::2], strict=True))
+    assert (flags["-np"], flags["-c"], flags["--port"], flags["--cache-ram"]) == ("4", "1024", "0", "0")
+
+
+@pytest.mark.parametrize(
+    ("axes", "told"),
+    [({"n_parallel": (3,)}, "4 streams do not fit into n_parallel 3"), ({"n_ctx": (1023,)}, "need 1024")],
+)
+def test_too_little_room_is_refused_before_a_job(axes: dict[str, Any], told: str) -> None:
+    with pytest.raises(SpecError, match=told):
+        list(ServeBench("m", (16,), (100,), (1, 4), axes=axes).launches({}, lambda model, cell: True))
+
+
+def test_vllm_is_started_by_its_own_command() -> None:
+    bench = ServeBench(n_prompt=(16,), n_gen=(100,), streams=(4,), engine="vllm", command=("vllm", "serve", "/m/x"))
+    (launch,) = bench.launches({}, lambda model, cell: True)
+    own = ("--no-enable-prefix-caching", "--host", "127.0.0.1", "--port", "0")
+    assert launch.argv[5:] == ("vllm", "serve", "/m/x", *own)
+    assert json.loads(launch.argv[4])["engine"] == "vllm"
+    (cell,) = launch.cells
+    assert cell.key not in {other.key for other in cells()}
+
+
+def test_a_server_that_does_not_tell_its_own_time_is_believed() -> None:
+    about = {"model": "/m/x", "slots": None, "n_ctx": None, "version": "0.12"}
+    text = output((1, 4), 16, 100, 3, about=about).replace('"cached": 0, "ms": 198.0', '"cached": null, "ms": null')
+    parsed = parse(text, cells())
+    assert parsed.problems == ()
+    assert parsed.results[0].raw["server"] == about
+
+
+def test_each_setting_is_a_launch() -> None:
+    bench = ServeBench("m", (16, 32), (100,), (1, 4), axes={"n_ubatch": (512, 2048)}, exclude=({"streams": 4},))
+    labels = [cell.label for launch in bench.launches({}, lambda model, cell: True) for cell in launch.cells]
+    assert labels == [f"pp{pp} tg100 B1 n_ubatch={n}" for pp in (16, 32) for n in (512, 2048)]
+
+
+def test_flags_that_would_reach_another_server_are_refused() -> None:
+    refused = ServeBench.refused(["--port", "8080", "--cache_ram", "64", "--backend-sampling", "-np=4"])
+    assert list(refused) == [0, 2, 5]
