@@ -14,6 +14,7 @@ from dgxlab.model import (
     GPU_BACKENDS,
     Check,
     FileModel,
+    Model,
     SyntheticModel,
     environments,
     gpu_backends,
