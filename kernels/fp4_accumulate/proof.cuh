@@ -59,8 +59,8 @@ template <typename problem_t> static judged judge(const problem_t & p) {
     return j;
 }
 
-// An error of 2^-10 of the terms' sum is allowed, as the tensor cores may keep 14 bits of a sum, as Hopper's do of FP8
-// products. The errors themselves are printed: they say whether accumulating there costs accuracy.
+// An error of 2^-10 of the terms' sum is allowed, as the tensor cores may keep 14 bits of a sum, as Hopper's are said to
+// of FP8 products. The errors themselves are printed: they say whether accumulating there costs accuracy.
 static const tolerance OF_SUM = {0x1p-10, 1e-4};
 
 template <bool outside, typename problem_t> static bool right(const problem_t & p) {
