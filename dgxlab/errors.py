@@ -104,7 +104,7 @@ class CheckFailed(DgxlabError, exit_code=11):
 
 
 class JobLost(DgxlabError, exit_code=12):
-    """A job is no longer running and wrote no valid final status."""
+    """A job ended without a valid final status, or its host no longer has it."""
 
 
 class Interrupted(DgxlabError, exit_code=130):

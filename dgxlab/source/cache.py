@@ -101,7 +101,7 @@ class PinCache:
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """Yield a temporary folder on the cache's disk."""
+        """Yield a temporary folder on the cache's disk, which is removed afterwards."""
         with writing(self.path):
             (self.path / "tmp").mkdir(exist_ok=True)
             for folder in self.path.glob("tmp/*"):  # a model that was being sent may be gigabytes

@@ -94,7 +94,8 @@ class Connection:
     def session(self) -> Any:
         """Open a paramiko channel for one command.
 
-        A refusal is repeated: sshd's MaxSessions also counts the previous command until both sides closed its channel.
+        If the host refuses, it is asked again for `connect_s`: sshd's MaxSessions also counts the previous command,
+        until both sides have closed its channel.
 
         Raises:
             HostSilent: if the host does not answer.
