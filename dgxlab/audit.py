@@ -261,13 +261,14 @@ class _Job:
     def _filled(self, argv: Sequence[str], row: Row, model: str = "") -> list[str]:
         """Return a plan's argv with its placeholders replaced; the job's root is taken from its first program."""
         stem = _stem(row.get("step", ""))
+        words = row["argv"] if "argv" in row else row["commands"][0]["argv"]
         if not self.root:
-            words = " ".join(row["argv"] if "argv" in row else row["commands"][0]["argv"])
-            match = re.search(rf"(/.*?)/(?:builds/{row['build_id']}|jobs/{self.job_id})/", words)
-            self.root = match[1] if match else ""
+            roots = (re.search(rf"(/.*?)/(?:builds/{row['build_id']}|jobs/{self.job_id})/", word) for word in words)
+            self.root = next((match[1] for match in roots if match), "")
         folder = f"{self.root}/jobs/{self.job_id}"
         known = {"bin": f"{self.root}/builds/{row['build_id']}/bin", "text": f"{folder}/raw/{stem}.txt"}
         known |= {"logits": f"{folder}/{stem}.logits", "files": f"{folder}/{stem or FILES}"}
+        known |= {"python": words[0], "agent": f"{folder}/agent.pyz"}  # only the host knows its Python
         if model:
             known[f"model:{model}"] = self.inputs[self._model(row["arm"], model)]["path"]
         return [PLACEHOLDER.sub(lambda match: known[match[1]], word) for word in argv]

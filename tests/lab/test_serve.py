@@ -28,12 +28,13 @@ def test_a_server_is_measured(toy_lab: ToyLab) -> None:
     assert toy_lab.run(experiment)[0].job_id == ""  # nothing is measured again
 
 
-def test_one_failed_stream_leaves_the_other_cells(toy_lab: ToyLab) -> None:
+def test_one_failed_stream_fails_its_cell(toy_lab: ToyLab) -> None:
     experiment = toy_lab.experiment(gates=(), bench=(toy.serve(env={"TOY": "500"}),))
     error, events = toy_lab.fail(RemoteError, experiment)
     assert "B2: stream 1: HTTP 500" in error.message
-    (run,) = kinds(events, "run")
-    assert (run["status"], len(run["results"])) == ("failed", 1)
+    *_, run = kinds(events, "run")
+    assert run["status"] == "failed"
+    assert "pp16 tg160 B2" not in {run["cells"][result["cell"]]["label"] for result in run["results"]}
 
 
 def test_a_session_alternates_servers(toy_lab: ToyLab) -> None:
