@@ -10,6 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, Union
 
 from dgxlab.model.parts import Count, MaybeCount, MaybeText, Name, Texts, Variables
 
+ARM, AGAINST, REFERENCE = "arm", "against", "reference"
+"""Roles of a gate's commands: the arm, the arm in another environment, the reference for both."""
+SHORT, SHORT_REFERENCE = "short", "short_reference"
+"""The arm at a shorter context, and its reference."""
+
 Against = Mapping[str, Union[str, None]]
 """Variables that differ in the other environment; None for a variable that is unset there."""
 
@@ -56,6 +61,10 @@ class Check:
     def subject(self) -> str:
         """Return the name of the tested thing, for people."""
         return self.model
+
+    def roles(self) -> tuple[str, ...]:
+        """Return the roles of the gate's commands, in order."""
+        return (ARM, AGAINST) if self.against else (ARM,)
 
     def limits(self) -> tuple[str, ...]:
         """Return the gate's limits for its readings, in words."""

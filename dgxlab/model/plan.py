@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Union
 
-from dgxlab.model.checks import Check
+from dgxlab.model.checks import ARM, Check
 from dgxlab.model.experiment import DerivedModel, Param, ParityGate, SyntheticModel
 from dgxlab.model.wire import LATER, Reshaped, digest
 
@@ -107,9 +107,6 @@ class ProbeStep:
 
 LaunchedGate = Union[ParityGate, Check]
 """A gate that is a run of its own."""
-
-ARM, AGAINST, REFERENCE = "arm", "against", "reference"
-"""Roles of a gate's commands: the arm, the arm in another environment, the reference for both."""
 
 
 @dataclass(frozen=True)

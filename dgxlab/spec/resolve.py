@@ -26,7 +26,10 @@ from dgxlab.tools import CHECKS
 
 MODEL_KINDS = {"path", "synthetic", "derived"}  # a model entry has one of these keys
 SESSION_KINDS = {"effect", "cycles"}  # a session has one of these keys at most
-LIMITS = ("expect", "tests", "engaged", "kld_ratio_at_most", "kld_at_most", "ppl_ratio_at_most", "limit_s")
+LIMITS = (
+    *("expect", "tests", "engaged"),
+    *("kld_ratio_at_most", "kld_at_most", "kld_growth_at_most", "ppl_ratio_at_most", "limit_s"),
+)
 """Limits of a gate: keys that do not identify it."""
 OWN = ("name", "hypothesis")  # keys that identify a file: a child does not inherit them
 MUST_REACH = ("expect", "unsupported", "cases")
