@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from dgxlab.tools import GreedyGate, HarnessGate, PerplexityGate, judge_check
+from dgxlab.spec import load
+from dgxlab.tools import GreedyGate, HarnessGate, PerplexityGate, judge_check, models_of, targets_of
+from tests.conftest import PROJECT
 from tests.tools.captures import GOLDEN, capture
 
 TEXT = {"md5": "a" * 32, "bytes": 90, "n_prompt": 65, "n_gen": 32}
@@ -111,6 +113,15 @@ def test_what_was_read_is_shown() -> None:
 def test_a_gate_that_reads_no_stored_state_says_so(n_ubatch: int, vacuous: bool) -> None:
     told = "; ".join(replace(LIMIT, n_ubatch=n_ubatch).shown(alone(compared(0.001))))
     assert ("vacuous for stored states" in told) == vacuous
+
+
+def test_a_program_of_the_build_is_run_on_a_model() -> None:
+    experiment = load(PROJECT / "experiments" / "h200" / "h200-gdn-bf16-on.yaml")
+    (gate,) = (gate for gate in experiment.gates if isinstance(gate, HarnessGate) and gate.program)
+    (command,) = gate.step(experiment.env, experiment.root)["commands"]
+    assert (command.argv, command.model) == (("{bin}/gdn-state-bytes", "{model:text}"), "text")
+    assert {"gdn-state-bytes", "llama-perplexity", "llama-batched-bench"} <= targets_of(experiment)
+    assert models_of(gate) == ("text",)
 
 
 # -- llama-completion -------------------------------------------------------------------------------------------------
