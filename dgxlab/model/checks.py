@@ -14,6 +14,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, Union
 
 from dgxlab.model.parts import Count, MaybeCount, MaybeText, Name, Texts, Variables
 
+ARM, AGAINST, REFERENCE = "arm", "against", "reference"
+"""Roles of a gate's commands: the arm, the arm in another environment, the reference for both."""
+SHORT, SHORT_REFERENCE = "short", "short_reference"
+"""The arm at a shorter context, and its reference."""
+
 Against = Mapping[str, Union[str, None]]
 """Environment variables that a gate's AGAINST command changes; None unsets one."""
 
@@ -59,6 +64,10 @@ class Check:
     def subject(self) -> str:
         """Return what the gate tests, for reports: the model, unless a kind overrides this."""
         return self.model
+
+    def roles(self) -> tuple[str, ...]:
+        """Return the roles of the gate's commands, in order."""
+        return (ARM, AGAINST) if self.against else (ARM,)
 
     def limits(self) -> tuple[str, ...]:
         """Return what must hold for the gate to pass, in words: `KLD at most 0.01`."""

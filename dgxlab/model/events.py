@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, TypedDict, Union, cast, get_type_hints
 
-from dgxlab.model.checks import Cases, CommandReading, Launched
+from dgxlab.model.checks import ARM, Cases, CommandReading, Launched
 from dgxlab.model.experiment import ParityGate, Recipe
 from dgxlab.model.parts import (
     Contents,
@@ -28,7 +28,7 @@ from dgxlab.model.parts import (
     Time,
     Variables,
 )
-from dgxlab.model.plan import ARM, BASELINE, CANDIDATE, Cell, LaunchedGate, Source
+from dgxlab.model.plan import BASELINE, CANDIDATE, Cell, LaunchedGate, Source
 from dgxlab.model.reasons import Code, Reason, sentence
 from dgxlab.model.result import CellResult, Facts, Toolchain
 from dgxlab.model.wire import LATER, JsonHooks, Lenient, Within, decoder, from_json, to_json

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Union
 
-from dgxlab.model.checks import Check
+from dgxlab.model.checks import ARM, Check
 from dgxlab.model.experiment import Param, ParityGate, Recipe
 from dgxlab.model.wire import LATER, JsonHooks, digest
 
@@ -107,9 +107,6 @@ class ProbeStep:
 
 LaunchedGate = Union[ParityGate, Check]
 """A gate that runs commands; an EngagedGate only reads the output of other runs."""
-
-ARM, AGAINST, REFERENCE = "arm", "against", "reference"
-"""Roles of a gate's commands: the arm, the arm in another environment, the reference that both are compared with."""
 
 
 @dataclass(frozen=True)

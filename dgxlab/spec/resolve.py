@@ -26,7 +26,10 @@ from dgxlab.tools import CHECKS
 
 _MODEL_KINDS = {"path", "synthetic", "derived"}  # a model entry has one of these keys
 _SESSION_KINDS = {"effect", "cycles"}  # a session has one of these keys at most
-_LIMITS = ("expect", "tests", "engaged", "kld_ratio_at_most", "kld_at_most", "ppl_ratio_at_most", "limit_s")
+_LIMITS = (
+    *("expect", "tests", "engaged"),
+    *("kld_ratio_at_most", "kld_at_most", "kld_growth_at_most", "ppl_ratio_at_most", "limit_s"),
+)
 """Limits of a gate: keys that do not identify it."""
 _OWN = ("name", "hypothesis")  # keys that identify a file: a child does not inherit them
 _MUST_REACH = ("expect", "unsupported", "cases")

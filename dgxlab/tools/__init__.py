@@ -93,6 +93,7 @@ def targets_of(experiment: Experiment) -> set[str]:
     """Return the cmake targets that an experiment's bench entries and gates run."""
     used = {type(part) for part in (*experiment.bench, *experiment.gates)}
     targets = {tool.runs or tool.program for tool in TOOLS.values() if tool.built and used & {tool.bench, tool.check}}
+    targets |= {gate.program for gate in experiment.gates if isinstance(gate, HarnessGate) and gate.program}
     return targets | {parity.PROGRAM} if ParityGate in used else targets
 
 
@@ -109,12 +110,10 @@ def gate_step(step: str, arm: str, gate: LaunchedGate, experiment: Experiment) -
 
 def judge_check(gate: Check, readings: model.Readings) -> tuple[Reason, ...]:
     """Return why a gate did not pass, given the readings of its commands by role; () if it passed."""
-    with_reference, with_other = hasattr(gate, "reference"), bool(gate.against)
-    in_order = [model.REFERENCE] * with_reference + [model.ARM] + [model.AGAINST] * with_other
-    readings = {role: readings[role] for role in in_order if role in readings}
+    readings = {role: readings[role] for role in gate.roles() if role in readings}
     problems = {WHERE[role]: reading["problem"] for role, reading in readings.items() if "problem" in reading}
     if problems:  # the commands after one that failed were not run
         return tuple(reason(Code.COMMAND, where=where, problem=problem) for where, problem in problems.items())
-    if missing := [WHERE[role] for role in in_order if role not in readings]:
+    if missing := [WHERE[role] for role in gate.roles() if role not in readings]:
         return (reason(Code.NOT_RUN, where=missing[0]),)
     return tuple(gate.judge(readings))

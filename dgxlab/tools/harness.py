@@ -52,11 +52,10 @@ def kernel_files(root: str, kernel: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class HarnessGate(Check):
-    """A kernel's own tests: kernels/<kernel> is compiled on the host with its Makefile and run."""
+    """A kernel's own tests: kernels/<kernel> is compiled on the host and run, or a program of the build is."""
 
     name = "harness"
     failures_on = "stderr"
-    model: ClassVar[str] = ""
     against: ClassVar[Against] = {}
 
     kernel: str = key("Name", "A folder of kernels/.")
@@ -67,9 +66,18 @@ class HarnessGate(Check):
         "Count", "How many tests must run and pass: its `test` prints a line for each.", 0, must=True, later=True
     )
 
+    program: str = key("Name", "A program that a series adds to the build, run in place of make test.", "", later=True)
+    model: str = key("Name", "A name under models, for program.", "", later=True)
+    engaged: str = key("Line", "What must be on stderr, because the path under test prints it.", "", later=True)
+
     def subject(self) -> str:
-        """Return the kernel's name."""
-        return self.kernel
+        """Return the kernel's name, or the program's and its model's."""
+        return f"{self.program} on {self.model}" if self.program else self.kernel
+
+    def flaws(self) -> Iterator[str]:
+        """Yield why the gate cannot run."""
+        if bool(self.program) != bool(self.model):
+            yield "program and model need each other"
 
     def limits(self) -> tuple[str, ...]:
         """Return what must hold for the gate to pass, in words."""
@@ -78,8 +86,9 @@ class HarnessGate(Check):
 
     def step(self, env: Mapping[str, str], root: str) -> dict[str, Any]:
         """Return the command and the sources that it compiles; raises SpecError if `kernel_files` does."""
-        argv = ("make", "-C", f"{{files}}/{self.kernel}", "test", f"ARCH={self.arch}", "OUT={files}/build")
-        commands = (CheckCommand(ARM, argv, environments(self, env)[0]),)
+        make = ("make", "-C", f"{{files}}/{self.kernel}", "test", f"ARCH={self.arch}", "OUT={files}/build")
+        argv = (f"{{bin}}/{self.program}", f"{{model:{self.model}}}") if self.program else make
+        commands = (CheckCommand(ARM, argv, environments(self, env)[0], self.model),)
         return {"commands": commands, "files": kernel_files(root, self.kernel)}
 
     def sources(self, files: Mapping[str, str]) -> dict[str, str]:
@@ -111,6 +120,8 @@ class HarnessGate(Check):
             yield reason(Code.NO_VERDICT)
         elif self.tests and tests["passed"] != self.tests:
             yield reason(Code.TESTS, wanted=self.tests, passed=tests["passed"])
+        elif self.engaged and not tests["engaged"]:
+            yield reason(Code.ARM_NOT_ENGAGED, marker=self.engaged, where="the arm")
 
     def shown(self, readings: Readings) -> Iterator[str]:
         """Yield how many tests passed."""

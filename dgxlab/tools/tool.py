@@ -6,7 +6,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
 from typing import Any, ClassVar
 
-from dgxlab.model import AGAINST, ARM, LATER, REFERENCE, Bench, Cell, Check, CheckCommand, Param, Readings, environments
+from dgxlab.model import (
+    AGAINST,
+    ARM,
+    LATER,
+    REFERENCE,
+    SHORT,
+    SHORT_REFERENCE,
+    Bench,
+    Cell,
+    Check,
+    CheckCommand,
+    Param,
+    Readings,
+    environments,
+)
 from dgxlab.model.reasons import Code, Reason, reason
 from dgxlab.tools.reading import Format
 from dgxlab.tools.rows import Parsed
@@ -206,7 +220,13 @@ def text_of(value: Param) -> str:
 
 # -- gates on a model -------------------------------------------------------------------------------------------------
 
-WHERE = {ARM: "the arm", AGAINST: "the environment of against", REFERENCE: "the reference"}
+WHERE = {
+    ARM: "the arm",
+    AGAINST: "the environment of against",
+    REFERENCE: "the reference",
+    SHORT: "the shorter context",
+    SHORT_REFERENCE: "the reference of the shorter context",
+}
 
 
 @dataclass(frozen=True)

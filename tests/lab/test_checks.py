@@ -18,6 +18,9 @@ GREEDY = GreedyGate("m", n_prompt=8, n_gen=4, against={"TOY": "same"})
 PERPLEXITY = PerplexityGate("m", "m", n_ctx=64, chunks=4, against={"TOY": "worse"}, kld_ratio_at_most=0.5)
 
 
+GROWTH = PerplexityGate("m", "m", n_ctx=128, chunks=2, n_ubatch=1, n_ctx_short=64, kld_growth_at_most=1.5)
+
+
 def gated(toy_lab: ToyLab, *gates: Any, **changes: Any) -> Experiment:
     return toy_lab.experiment(gates=gates, bench=(toy.llama_bench(),), **changes)
 
@@ -47,6 +50,16 @@ def test_both_kinds_pass_before_anything_is_measured(toy_lab: ToyLab) -> None:
     assert "KLD at most 0.5 times" in page
     again, _ = toy_lab.run(experiment)
     assert again.job_id == ""
+
+
+def test_a_growth_of_errors_is_measured_at_two_contexts(toy_lab: ToyLab) -> None:
+    _, events = toy_lab.run_well(gated(toy_lab, GROWTH))
+    (gate,) = kinds(events, "gate")
+    options = [dict(zip(command["argv"], command["argv"][1:], strict=False)) for command in gate["commands"]]
+    assert [command["role"] for command in gate["commands"]] == ["reference", "arm", "short_reference", "short"]
+    assert [(each["-c"], each["-ub"]) for each in options] == [("128", "1")] * 2 + [("64", "1")] * 2
+    assert [each.get("--chunks") for each in options] == ["2", None, "4", None]
+    assert audit.check(toy_lab.lab.store) == []
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ models:
   mute: {synthetic: {}}
 """
 PERPLEXITY = "perplexity: {model: nv, reference: exact"
+GROWTH = f"{PERPLEXITY}, kld_growth_at_most: 1.5"
 
 
 def test_models_and_gates_are_read() -> None:
@@ -74,10 +75,17 @@ def test_keys_of_later_versions_do_not_change_a_recipe_without_them() -> None:
         ("greedy: {model: nv, against: {LD_PRELOAD: x}}", "cannot be set: it changes which libraries load"),
         (f"{PERPLEXITY}}}", "has no limit: give kld_ratio_at_most, kld_at_most or ppl_ratio_at_most"),
         (f"{PERPLEXITY}, kld_ratio_at_most: 0.5}}", "kld_ratio_at_most needs against"),
-        (f"{PERPLEXITY}, against: {{A: '1'}}, kld_at_most: 1}}", "against is of no use without kld_ratio_at_most"),
         (f"{PERPLEXITY}, n_ctx: 64, chunks: 3, kld_at_most: 1}}", "counts 93 tokens and llama-perplexity wants 100"),
+        (f"{PERPLEXITY}, kld_at_most: 1, n_ctx_short: 64}}", "n_ctx_short and kld_growth_at_most need each other"),
+        (
+            f"{GROWTH}, n_ctx: 4096, n_ctx_short: 256, n_ubatch: 256}}",
+            "kld_growth_at_most is vacuous unless n_ubatch <",
+        ),
+        (f"{GROWTH}, n_ctx: 256, n_ctx_short: 256, n_ubatch: 1}}", "kld_growth_at_most is vacuous unless n_ubatch <"),
+        (f"{GROWTH}, n_ctx: 230, n_ctx_short: 16, n_ubatch: 1, chunks: 1}}", "counts 98 tokens"),
         (f"{PERPLEXITY}, kld_at_most: 0}}", "gates[1].perplexity.kld_at_most: must be more than 0"),
         ("harness: {kernel: ../x}", "gates[1].harness.kernel: must be a name"),
+        ("harness: {kernel: x, tests: 1, program: tool}", "gates[1].harness: program and model need each other"),
         ("harness: {kernel: x}", "gates[1].harness.tests: missing"),
         ("harness: {kernel: x, arch: sm90}", "gates[1].harness.arch: must be an architecture by nvcc's name"),
         ("backend-ops: {op: ADD, backend: CPU, cases: x}", "gates[1].backend-ops.cases: must be a digest of cases"),

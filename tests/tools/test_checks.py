@@ -1,12 +1,15 @@
 """Gates on models and kernels: what their programs print, and when they pass."""
 
 import hashlib
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from dgxlab.tools import GreedyGate, HarnessGate, PerplexityGate, judge_check
+from dgxlab.spec import load
+from dgxlab.tools import GreedyGate, HarnessGate, PerplexityGate, judge_check, models_of, targets_of
+from tests.conftest import PROJECT
 from tests.tools.captures import GOLDEN, capture
 
 TEXT = {"md5": "a" * 32, "bytes": 90, "n_prompt": 65, "n_gen": 32}
@@ -16,6 +19,7 @@ ENGAGED = replace(GREEDY, engaged="fast: on")
 
 RATIO = PerplexityGate("m", "exact", against={"FAST": None}, kld_ratio_at_most=0.5)
 LIMIT = PerplexityGate("m", "exact", kld_at_most=0.01, ppl_ratio_at_most=1.01)
+GROWTH = PerplexityGate("m", "m", n_ctx=4096, n_ubatch=1, n_ctx_short=256, kld_at_most=0.01, kld_growth_at_most=1.5)
 REFERENCE = {"ppl": 10.0, "ppl_error": 0.1}
 BROKEN = {"problem": "it crashed"}
 PASSED = {"passed": 72, "failed": [], "verdict": "passed"}
@@ -31,6 +35,10 @@ def against(arm: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 def alone(arm: dict[str, Any]) -> dict[str, Any]:
     return {"reference": REFERENCE, "arm": arm}
+
+
+def grown(kld: float, short: float) -> dict[str, Any]:
+    return {**alone(compared(kld)), "short_reference": REFERENCE, "short": compared(short)}
 
 
 ON, OFF = {"engaged": True}, {"engaged": False}
@@ -59,8 +67,17 @@ NAN = float("nan")
         (LIMIT, alone(compared(0.0101)), "kld"),
         (LIMIT, alone(compared(0.001, 0.989)), "ppl_ratio"),
         (LIMIT, alone(compared(NAN, NAN)), "kld ppl_ratio"),
+        (GROWTH, grown(0.0029, 0.002), ""),
+        (GROWTH, grown(0.003, 0.002), "kld_ratio"),  # 0.0030004 is printed as 0.003 too
+        (GROWTH, grown(0.0000010, 0.000001), "kld_too_small"),
+        (GROWTH, grown(0.012, 0.011), "kld"),
+        (GROWTH, grown(0.009, 0.011), "kld"),
+        (GROWTH, {**grown(0.002, 0.002), "short": BROKEN}, "command"),
+        (GROWTH, alone(compared(0.002)), "not_run"),
         (replace(LIMIT, engaged="fast: on"), alone({**compared(0.001), **OFF}), "arm_not_engaged"),
         (HarnessGate("toy", tests=72), alone(PASSED), ""),
+        (HarnessGate("toy", tests=72, engaged="fast: on"), alone({**PASSED, **ON}), ""),
+        (HarnessGate("toy", tests=72, engaged="fast: on"), alone({**PASSED, **OFF}), "arm_not_engaged"),
         (HarnessGate("toy", tests=1691), alone(PASSED), "tests"),
         (HarnessGate("toy"), alone({**PASSED, "passed": 0}), "no_test"),
         (HarnessGate("toy"), alone({**PASSED, "verdict": ""}), "no_verdict"),
@@ -88,7 +105,23 @@ def test_what_was_read_is_shown() -> None:
     both = {"arm": compared(0.001), "against": compared(0.004)}
     assert next(RATIO.shown(both)) == "KLD 0.001000, there 0.004000, 0.25 times"
     assert not list(RATIO.shown({"arm": BROKEN}))
+    assert list(GROWTH.shown(grown(0.003, 0.002)))[:2] == ["KLD 0.003000", "KLD at n_ctx 256 0.002000"]
     assert list(HarnessGate("toy").shown({"arm": PASSED})) == ["72 of 72 tests passed"]
+
+
+@pytest.mark.parametrize(("n_ubatch", "vacuous"), [(1, False), (511, False), (512, True), (4096, True)])
+def test_a_gate_that_reads_no_stored_state_says_so(n_ubatch: int, vacuous: bool) -> None:
+    told = "; ".join(replace(LIMIT, n_ubatch=n_ubatch).shown(alone(compared(0.001))))
+    assert ("vacuous for stored states" in told) == vacuous
+
+
+def test_a_program_of_the_build_is_run_on_a_model() -> None:
+    experiment = load(PROJECT / "experiments" / "h200" / "h200-gdn-bf16-on.yaml")
+    (gate,) = (gate for gate in experiment.gates if isinstance(gate, HarnessGate) and gate.program)
+    (command,) = gate.step(experiment.env, experiment.root)["commands"]
+    assert (command.argv, command.model) == (("{bin}/gdn-state-bytes", "{model:text}"), "text")
+    assert {"gdn-state-bytes", "llama-perplexity", "llama-batched-bench"} <= targets_of(experiment)
+    assert models_of(gate) == ("text",)
 
 
 # -- llama-completion -------------------------------------------------------------------------------------------------
@@ -126,6 +159,14 @@ def test_perplexities_are_read() -> None:
         "ppl_ratio_error": 0.000239,
         "same_top_p": 96.26,
     }
+
+
+def test_logits_that_are_the_reference_s_may_have_no_error() -> None:
+    """The program takes the root of a variance, which rounding makes negative where nothing differs."""
+    same = re.sub(r"(Mean PPL\(Q\)/PPL\(base\) .*± *)\S+", r"\1-nan", COMPARED)
+    assert same != COMPARED
+    reading = RATIO.read("arm", same.encode(), "")
+    assert (reading["ppl_ratio"], "ppl_ratio_error" in reading, "problem" in reading) == (1.000083, False, False)
 
 
 @pytest.mark.parametrize(
