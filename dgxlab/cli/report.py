@@ -73,8 +73,7 @@ def report(  # noqa: PLR0913, PLR0917 - each is an option
         elif sessions:
             _pages(opened, named, sessions, out)
         elif plots and (form not in (None, Form.serving) or not named):
-            text = "--plots draws the whole report of an experiment or a session, or --form serving of several"
-            raise UsageError(text, next="dgxlab jobs")
+            raise UsageError("--plots draws a whole report, or --form serving", next="dgxlab jobs")
         elif form:
             _form(opened, form.value, named, given, out, plots, wide=wide)
         elif given:
