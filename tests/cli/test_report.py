@@ -177,7 +177,7 @@ def test_what_the_record_says_cannot_end_its_block(measured: Project, plan: Path
 def test_the_plans_of_this_repository_are_current(tmp_path: Path, dgxlab: Callable[..., Ran]) -> None:
     record = shutil.copy(PROJECT / "results.db", tmp_path / "results.db")
     plans = sorted((PROJECT / "plans").glob("*.md"))
-    assert [path.name for path in plans] == ["gdn.md", "nvfp4.md", "w4a16-ladder.md", "w4a16.md"]
+    assert {"gdn.md", "nvfp4.md", "w4a16.md"} <= {path.name for path in plans}
     ran = dgxlab("report", "--check", *plans, "--db", record)
     assert ran.rc == 0, f"run: dgxlab report --update plans/*.md\n{ran.out}"
     for path in plans:
