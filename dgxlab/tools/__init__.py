@@ -54,9 +54,9 @@ Check.declared[:] = CHECKS.values()
 EXPORTED: Mapping[str, type[Benchmark]] = {
     tool.program: tool.bench
     for tool in sorted(TOOLS.values(), key=lambda tool: tool is not llama_bench.TOOL)
-    if tool.bench and tool.bench.compared
+    if tool.bench and tool.bench.compared and tool.formats
 }
-"""Tools of `dgxlab export`, by program; the default tool of llama.cpp's script comes first."""
+"""Tools of `dgxlab export`, by program: with a format of their own, the default tool of llama.cpp's script first."""
 
 BY_FORM: Mapping[str, str] = {bench.form: name for name, bench in BENCHES.items()}
 """The name of a bench by the form of its tables."""
