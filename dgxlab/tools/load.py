@@ -16,6 +16,7 @@ import json
 import os
 import random
 import re
+import resource
 import select
 import signal
 import socket
@@ -345,6 +346,8 @@ def main(settings: str, *argv: str) -> None:
     """Start the server, load it with each number of streams, and print the lines."""
     asked = json.loads(settings)
     api = APIS[asked["engine"]]
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # 1024 by default, for the server too
     try:
         with started(argv) as server:
             begin = time.monotonic()
