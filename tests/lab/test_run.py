@@ -214,8 +214,8 @@ def test_the_build_loads_its_own_libraries(toy_lab: ToyLab) -> None:
     (build,) = kinds(events, "build")
     folder = toy_lab.root / "builds" / build["build_id"] / "bin"
     asked = {"test-backend-ops", "llama-bench", "llama-batched-bench"}
-    of_gates = {f"llama-{name}" for name in ("completion", "perplexity", "quantize")}  # built for other tests
-    assert asked <= set(build["binaries"]) <= asked | of_gates
+    others = {f"llama-{name}" for name in ("completion", "perplexity", "quantize", "server")}  # of other tests
+    assert asked <= set(build["binaries"]) <= asked | others
     assert set(build["libraries"]) == {"libggml.so.0"}
     assert {path.name for path in folder.iterdir()} == {*build["binaries"], *build["libraries"]}
 
