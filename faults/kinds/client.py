@@ -60,9 +60,9 @@ def _settled(place: Box, name: str) -> None:
     """See that the program itself says that the job is done and that its raw files can be had."""
     (job,) = place.jobs(name)
     listed = json.loads(place.run("jobs", "--host", "box", "--format", "json").good("jobs").out)
-    (said,) = [row for row in listed if row["job"] == job["job_id"]]
-    if (said["on_host"], said["recorded"]) != ("done", "done"):
-        raise Broken(f"jobs says of a finished job that it is {said['on_host']} and recorded as {said['recorded']}")
+    (status,) = [row for row in listed if row["job"] == job["job_id"]]
+    if (status["on_host"], status["recorded"]) != ("done", "done"):
+        raise Broken(f"jobs says of a finished job that it is {status['on_host']} and recorded as {status['recorded']}")
     place.run("logs", job["job_id"]).good("logs")
 
 

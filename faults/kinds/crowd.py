@@ -56,9 +56,9 @@ def alone(launches: Sequence[Launch]) -> None:
     Raises:
         Broken: if two did.
     """
-    for one, two in itertools.pairwise(sorted(launches, key=lambda launch: launch.begin)):
-        if one.end is None or two.begin < one.end:
-            raise Broken(f"{two.job_id} {two.raw} began while {one.job_id} {one.raw} measured")
+    for first, second in itertools.pairwise(sorted(launches, key=lambda launch: launch.begin)):
+        if first.end is None or second.begin < first.end:
+            raise Broken(f"{second.job_id} {second.raw} began while {first.job_id} {first.raw} measured")
 
 
 CROWD = Fault(

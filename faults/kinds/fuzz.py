@@ -164,8 +164,8 @@ def _printed(row: Row, text: str, chunks: Sequence[str]) -> bool:
     return any(contains(values, chunk) and all(_named(name, chunk) for name in names) for chunk in chunks)
 
 
-def _named(said: int | str, chunk: str) -> bool:
-    return str(said) in chunk or said in numbers_in(chunk)
+def _named(value: int | str, chunk: str) -> bool:
+    return str(value) in chunk or value in numbers_in(chunk)
 
 
 _TRUE_ROWS: dict[str, int] = {}

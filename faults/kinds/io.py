@@ -165,16 +165,16 @@ def _other(path: Path) -> Path:
     return other
 
 
-def _record(made: Records, random: Random) -> str:
+def _record(records: Records, random: Random) -> str:
     """Let one write fail, and see that what was acknowledged is there, and that it can be done after all."""
-    return random.choice((_of_ingest, _of_opening, _of_copy, _of_merge))(made, random)
+    return random.choice((_of_ingest, _of_opening, _of_copy, _of_merge))(records, random)
 
 
-def _of_ingest(made: Records, random: Random) -> str:
-    path = made.shelf.anew()
+def _of_ingest(records: Records, random: Random) -> str:
+    path = records.shelf.anew()
     if random.random() < 0.5:
         Store.open(path).close()
-    done = made.do("ingest", path.parent, random)
+    done = records.do("ingest", path.parent, random)
     with Store.open(path) as store:
         sound(store)
         known = store.find_job("job-1")
@@ -182,16 +182,16 @@ def _of_ingest(made: Records, random: Random) -> str:
             raise Broken(f"lost: line {max(done['done'])} was acknowledged")
         intend(store, journal("job-1"))
         ingest(store, "job-1", journal("job-1").lines())
-        if dump(store, intent_times=False) != made.truth:
+        if dump(store, intent_times=False) != records.truth:
             raise Broken("going on gave another record than one that was never interrupted")
     return _word("ingest", done)
 
 
-def _of_opening(made: Records, random: Random) -> str:
-    old, path = random.choice(made.shelf.olds), made.shelf.anew()
+def _of_opening(records: Records, random: Random) -> str:
+    old, path = random.choice(records.shelf.olds), records.shelf.anew()
     if old.path is not None:
         shutil.copy(old.path, path)
-    done = made.do("open", path.parent, random, old.version)
+    done = records.do("open", path.parent, random, old.version)
     as_it_was_or_whole(path, old)
     with Store.open(path) as store:
         sound(store)
@@ -200,34 +200,34 @@ def _of_opening(made: Records, random: Random) -> str:
     return _word("migration" if old.version else "creation", done)
 
 
-def _of_copy(made: Records, random: Random) -> str:
-    path = made.shelf.anew()
-    shutil.copy(made.full, path)
-    done = made.do("back up", path.parent, random)
+def _of_copy(records: Records, random: Random) -> str:
+    path = records.shelf.anew()
+    shutil.copy(records.full, path)
+    done = records.do("back up", path.parent, random)
     for copy in path.with_name(f"{path.name}.backups").glob("*.db"):
-        if sound_copy := _differs(copy, made):
+        if sound_copy := _differs(copy, records):
             raise Broken(f"a copy that has its name is none: {sound_copy}")
-    if wrong := _differs(path, made):
+    if wrong := _differs(path, records):
         raise Broken(f"copying changed the record: {wrong}")
     return _word("copy", done)
 
 
-def _differs(path: Path, made: Records) -> str:
+def _differs(path: Path, records: Records) -> str:
     with Store.open(path) as store:
         if problems := check(store):
             return problems[0]
-        return "" if dump(store, intent_times=False) == made.truth else "it holds something else"
+        return "" if dump(store, intent_times=False) == records.truth else "it holds something else"
 
 
-def _of_merge(made: Records, random: Random) -> str:
-    path = made.shelf.anew()
+def _of_merge(records: Records, random: Random) -> str:
+    path = records.shelf.anew()
     other = _other(path)
-    shutil.copy(made.full, path)
-    done = made.do("merge", path.parent, random)
+    shutil.copy(records.full, path)
+    done = records.do("merge", path.parent, random)
     with Store.open(path) as store:
         sound(store)
         jobs = [job.job_id for job in store.jobs()]
-        if jobs == ["job-1"] and dump(store, intent_times=False) != made.truth:
+        if jobs == ["job-1"] and dump(store, intent_times=False) != records.truth:
             raise Broken("a merge that failed changed the record")
         with merging(store, other):
             pass
@@ -270,28 +270,28 @@ def _agents() -> Iterator[Agents]:
             yield agents
 
 
-def _agent(made: Agents, random: Random | None) -> str:
+def _agent(agents: Agents, random: Random | None) -> str:
     """Let an agent carry out a job, and see that the record of what it left is what was executed."""
-    job_id = made.plan.job_id.replace("warm", f"io-{random.getrandbits(40):010x}" if random else "io")
-    plan = replace(made.plan, job_id=job_id)
-    made.there.ledger.unlink(missing_ok=True)
-    done = made.do("job", made.there.root, random, job_id=job_id, plan=canonical(plan), agent=str(made.agent))
-    job = Job(made.there.root / "jobs" / job_id)
+    job_id = agents.plan.job_id.replace("warm", f"io-{random.getrandbits(40):010x}" if random else "io")
+    plan = replace(agents.plan, job_id=job_id)
+    agents.there.ledger.unlink(missing_ok=True)
+    done = agents.do("job", agents.there.root, random, job_id=job_id, plan=canonical(plan), agent=str(agents.agent))
+    job = Job(agents.there.root / "jobs" / job_id)
     status = job.status()
     try:
-        _see(made, plan, job, status, done)
+        _see(agents, plan, job, status, done)
     finally:
         shutil.rmtree(job.folder, ignore_errors=True)
     return f"agent, {status.rc['status'] if status.rc else status.state}"
 
 
-def _see(made: Agents, plan: Plan, job: Job, status: Status, done: Mapping[str, Any]) -> None:
+def _see(agents: Agents, plan: Plan, job: Job, status: Status, done: Mapping[str, Any]) -> None:
     rc = status.rc
     if status.state == "running" or (status.state == "absent" and done["done"]):
         raise Broken(f"the agent is gone, and its job is {status.state}")
     if rc is not None and (rc["exit_code"] == 1 or (rc["exit_code"] and not NAMED.search(json.dumps(rc)))):
         raise Broken(f"the job failed, and does not name the disk: {rc['message']}")
-    path = made.folder / "results.db"
+    path = agents.folder / "results.db"
     path.unlink(missing_ok=True)
     with Store.open(path) as store:
         store.intend(plan, "box", "0", staged=canonical(plan))
@@ -299,7 +299,7 @@ def _see(made: Agents, plan: Plan, job: Job, status: Status, done: Mapping[str, 
             ingest(store, plan.job_id, job.journal.read_bytes().splitlines(keepends=True))
         record_end(store, plan.job_id, rc)
         noted = rc is not None and rc["exit_code"] == 0  # else the journal may have refused the last launch
-        compare(store, made.there.ledger, plan.name, cut=() if noted else [plan.job_id])
+        compare(store, agents.there.ledger, plan.name, cut=() if noted else [plan.job_id])
         valid = store.rows("SELECT DISTINCT cell FROM rows JOIN runs USING (run_id) WHERE status = 'valid'")
         intact(store)
     if rc is not None and rc["exit_code"] == 0 and len(valid) != CELLS:

@@ -57,15 +57,15 @@ def _gone(name: str) -> None:
 
 
 def _living(word: str) -> list[int]:
-    found: list[int] = []
+    pids: list[int] = []
     seen = set[Path]()
-    while not found and (new := set(Path("/proc").glob("[0-9]*")) - seen):  # what forks on began meanwhile
+    while not pids and (new := set(Path("/proc").glob("[0-9]*")) - seen):  # what forks on began meanwhile
         seen |= new
         for process in new:
             with suppress(OSError):
                 if word.encode() in (process / "environ").read_bytes().split(b"\0"):
-                    found.append(int(process.name))
-    return found
+                    pids.append(int(process.name))
+    return pids
 
 
 def _told(place: Box, name: str) -> None:

@@ -256,9 +256,9 @@ def _check_record(place: Left, name: str) -> None:
 def _check_kept(place: Left, name: str) -> None:
     """See that the raw files can be had as they were, or not at all."""
     with place.lab() as lab:
-        found: list[Mapping[str, RawFile]] = []
-        error = _noticed(lambda: found.append(archive(lab, lab.store.job(place.job_id), None, _quiet)[1]))
-    if error is None and found[0] != place.files:
+        archived: list[Mapping[str, RawFile]] = []
+        error = _noticed(lambda: archived.append(archive(lab, lab.store.job(place.job_id), None, _quiet)[1]))
+    if error is None and archived[0] != place.files:
         raise Broken(f"{name} was changed, and the raw files are taken for what they were")
     if error is not None and not isinstance(error, CheckFailed):
         raise Broken(f"{name} was changed, and the raw files cannot be had because {error.message}")

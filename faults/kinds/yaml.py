@@ -170,15 +170,15 @@ def _read(read: Callable[[], object], name: str, content: bytes, random: Random)
     """Read in this process and, now and then, by the program, and compare."""
     begin, before = time.process_time(), _memory_begins()
     try:
-        found, refusal = read(), None
+        parsed, refusal = read(), None
     except SpecError as error:
-        found, refusal = None, error
+        parsed, refusal = None, error
     seconds, kib = time.process_time() - begin, _memory_taken(before)
     if seconds > SECONDS or kib > KIB:
         raise Broken(f"{len(content)} bytes of {name} took {seconds:.2f} s and {kib >> 10} MiB: {content[:200]!r}")
     if refusal is None:
-        if name == "spec.yaml" and not isinstance(found, Experiment):
-            raise Broken(f"{content[:200]!r} gave {found!r}")
+        if name == "spec.yaml" and not isinstance(parsed, Experiment):
+            raise Broken(f"{content[:200]!r} gave {parsed!r}")
         return "read"
     _check_sentence(refusal, name, content)
     if name == "spec.yaml" and random.randrange(BY_COMMAND) == 0:
@@ -215,10 +215,10 @@ def _by_command(refusal: SpecError, content: bytes) -> None:
         _, status, usage = os.wait4(child.pid, 0)
         child.returncode = os.waitstatus_to_exitcode(status)
         errors.seek(0)
-        said, _, largest = errors.read().decode(errors="replace").rpartition(LARGEST)
+        printed, _, largest = errors.read().decode(errors="replace").rpartition(LARGEST)
     seconds, kib = usage.ru_utime + usage.ru_stime, int(largest or KIB + 1)
-    if child.returncode != 9 or "Traceback" in said or f"error: {refusal.message}" not in said.replace("\n", ""):
-        raise Broken(f"plan ended with {child.returncode} for {content[:200]!r}: {said[-2000:]}")
+    if child.returncode != 9 or "Traceback" in printed or f"error: {refusal.message}" not in printed.replace("\n", ""):
+        raise Broken(f"plan ended with {child.returncode} for {content[:200]!r}: {printed[-2000:]}")
     if seconds > 2 * SECONDS or kib > KIB:
         raise Broken(f"plan took {seconds:.2f} s and {kib >> 10} MiB for {content[:200]!r}")
 
