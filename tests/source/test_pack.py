@@ -86,4 +86,4 @@ def test_real_pin_and_series(pin_cache: PinCache, tmp_path: Path) -> None:
     trees = [git(there, "rev-parse", f"{commit}^{{tree}}") for commit in (source.commit, PIN)]
     assert trees[0] == source.tree != trees[1]
     assert 30e6 < len(whole) < 40e6
-    assert len(thin) < 5000
+    assert len(thin) < 10_000
