@@ -14,6 +14,7 @@ from bench.figure import Figure, Others, described
 from bench.jobs import agent, followed, memory, over_distance, over_ssh, stage
 from bench.noises import alternating, families, half_widths, noises, promotions
 from bench.records import adopt, ingest, living, report, size
+from bench.serving import client
 from bench.simulated import blocks, coverage, false_verdicts, power, power_restless, screens, wrong_sign
 
 FIGURES: Mapping[str, Callable[[bool], Figure]] = {
@@ -32,6 +33,7 @@ FIGURES: Mapping[str, Callable[[bool], Figure]] = {
     "stage": stage,
     "memory": memory,
     "followed": followed,
+    "client": client,
     "verdicts": verdicts,
     "false_verdicts": false_verdicts,
     "wrong_sign": wrong_sign,

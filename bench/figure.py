@@ -22,7 +22,7 @@ class Figure:
         name: Its name for `--only`.
         what: What it is.
         value: The median of the turns, or a rate.
-        unit: "s", "x" for a ratio, "%" for a rate.
+        unit: "s", "us", "x" for a ratio, "%" for a rate.
         n: Number of turns, or the number of cases that a rate is a share of.
         spread: Scaled median absolute deviation of the turns, None for a single one; standard error of a rate.
         reach: Upper bound of a good value.
