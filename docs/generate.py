@@ -45,11 +45,15 @@ def _referred(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _default(schema: Mapping[str, Any]) -> str:
-    """Return a key's default; "all" for a list of every choice, nothing where there is none."""
+    """Return a key's default; "all" for a list of every choice, "all but" for most; nothing where there is none."""
     choices = [choice.get("items", {}).get("enum") for choice in schema.get("anyOf", [])]
     if "default" not in schema:
         return ""
-    return "all" if schema["default"] and schema["default"] in choices else f"`{json.dumps(schema['default'])}`"
+    default = schema["default"]
+    for every in filter(None, choices if isinstance(default, list) and default else []):
+        left = [f"`{choice}`" for choice in every if choice not in default]
+        return f"all but {', '.join(left)}" if left else "all"
+    return f"`{json.dumps(default)}`"
 
 
 def _values(schema: Mapping[str, Any]) -> str:

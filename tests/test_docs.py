@@ -51,6 +51,12 @@ def test_the_readme_is_short() -> None:
     assert README.count("\n## ") == 7
 
 
+def test_no_row_of_a_table_is_too_wide() -> None:
+    pages = [PROJECT / "README.md", *(PROJECT / "docs").glob("*.md"), *(PROJECT / "plans").rglob("*.md")]
+    rows = [(path.name, line) for path in pages for line in path.read_text().splitlines() if line.startswith("|")]
+    assert [row for row in rows if len(row[1]) > 140] == []
+
+
 def test_pages_build_strictly(tmp_path: Path) -> None:
     """Every link and anchor between pages leads somewhere."""
     argv = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]

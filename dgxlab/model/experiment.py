@@ -45,7 +45,7 @@ class SyntheticModel:
     """A model written from a fixed seed: good for shapes and throughput, not for quality."""
 
     arch: Architecture = "llama"
-    """llama.cpp's name of the architecture; all but llama and qwen35 have experts."""
+    """By llama.cpp's name; llama and qwen35 have no experts."""
     n_layer: Annotated[int, Within(1, 1000)] = 2
     """Number of layers."""
     n_embd: Width = 256
@@ -95,7 +95,7 @@ class SyntheticModel:
     ssm_conv: Annotated[int, Within(2, 16)] = field(default=4, metadata=LATER)
     """Taps of the gated delta net's convolution."""
     decay_min: Annotated[float, Within(1e-6, 20)] = field(default=1e-4, metadata=LATER)
-    """Decay per token of the slowest head, as -log of the factor; heads are spaced by equal ratios up to decay_max."""
+    """Decay of the slowest head in a token, as -log of the factor; up to decay_max by equal ratios."""
     decay_max: Annotated[float, Within(1e-6, 20)] = field(default=0.05, metadata=LATER)
     """Decay per token of the fastest head."""
     full_attention_interval: Annotated[int, Within(1, 1000)] = field(default=4, metadata=LATER)
@@ -200,7 +200,7 @@ class EngagedGate:
     stderr: str
     """The marker: a text that must be on stderr."""
     tools: tuple[str, ...] = field(default_factory=lambda: tuple(kind.name for kind in Bench.declared if kind.compared))
-    """The tools whose runs must print the marker; by default all whose metrics get a verdict."""
+    """Whose runs must print it."""
 
 
 Gate = Union[ParityGate, EngagedGate, Check]

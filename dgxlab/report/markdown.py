@@ -64,6 +64,9 @@ ASIDE: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 DETAILS = ("against", "sizes", "asked")
 """Columns of gates that are left out without --wide, and with it become notes beneath: the table would be too wide."""
 
+LONG_ENV = 50
+"""Characters of a gate's environment; with a longer one the column becomes notes too."""
+
 ARITHMETIC = "this shows that the arithmetic is right, not how good a model is"
 
 _Part = tuple[str, str]  # a word in bold, "" for none, and the text after it
@@ -243,7 +246,8 @@ def _aside(table: Table, *, wide: bool) -> tuple[tuple[str, ...], tuple[str, ...
     """Return the columns that name a row, and the columns whose texts become notes beneath the table."""
     names, texts = ASIDE.get(table.form, ((), ()))
     if wide:
-        texts = (*texts, *DETAILS) if table.form == "gates" else ()
+        wordy = any(len(str(row.get("env", ""))) > LONG_ENV for row in table.rows)
+        texts = (*texts, *["env"] * wordy, *DETAILS) if table.form == "gates" else ()
     return names, texts
 
 
@@ -297,7 +301,7 @@ def _items(table: Table, *, wide: bool) -> Iterator[_Part]:
         elif wide:
             yield "", f"flag in {where}: {flag.reason}"
     names, aside = _aside(table, wide=wide)
-    heads = {column.key: f"{column.label} " for column in table.columns if column.key in DETAILS}
+    heads = {column.key: f"{column.label} " for column in table.columns if column.key in ("env", *DETAILS)}
     texts: dict[str, list[str]] = {}
     for row in table.rows:
         name = " ".join(str(row[key]) for key in names if row.get(key))

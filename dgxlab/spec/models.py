@@ -156,7 +156,7 @@ class DerivedSpec(Strict):
     imatrix: Maybe[fields.ModelPath] = None
     """A file of llama-imatrix on the host, as /... or ~/...; types below 3 bits need one."""
     allow_requantize: bool = False
-    """Also from a source that is quantised already. Such a model is marked: good for speed, not for quality."""
+    """Also from a quantised source; the model is marked: good for speed, not for quality."""
 
 
 class ModelSpec(OneKind):

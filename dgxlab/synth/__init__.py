@@ -1,4 +1,4 @@
-"""Synthetic models: an F16 GGUF with seeded Gaussian weights, of llama or of a Qwen with experts or a gated delta net.
+"""Synthetic models: an F16 GGUF with seeded Gaussian weights, of llama or a Qwen with experts or a gated delta net.
 
 Good for shapes and throughput, not for quality. The bytes depend only on the recipe: a weight is 16 bits of PCG64's raw
 stream, which NumPy keeps stable, mapped by a table of normal quantiles. NumPy's samplers are not used: they may change

@@ -217,7 +217,7 @@ class ServeBench(Benchmark):
     )
     command: tuple[str, ...] = key(
         "Args",
-        "For vllm its command line, as [vllm, serve, /models/x]; dgxlab adds host, port and no prefix cache.",
+        "For vllm its command line, as [vllm, serve, /models/x], without host and port.",
         [],
     )
     repetitions: int = key(

@@ -64,7 +64,7 @@ class PerplexityGate(ModelGate):
     )
     kld_growth_at_most: float | None = key(
         "Ratio",
-        "Limit of the arm's mean KLD divided by that at n_ctx_short: errors of stored states add up with the context.",
+        "Limit of the arm's mean KLD divided by that at n_ctx_short; errors of stored states add up.",
         None,
         later=True,
     )
