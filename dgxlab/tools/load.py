@@ -166,7 +166,7 @@ class Api:
         wanted = {"n_predict": n_gen, "ignore_eos": True, "cache_prompt": False, "temperature": 0.0, "stream": True}
         return {"prompt": prompt, **wanted}
 
-    def told(self, event: Mapping[str, Any], count: int) -> tuple[int, dict[str, Any]]:
+    def progress(self, event: Mapping[str, Any], count: int) -> tuple[int, dict[str, Any]]:
         """Return the number of tokens so far, given that before an event, and of the last event the stream's `end`.
 
         That has the tokens of the prompt that were computed and those from a cache, why it ended, and the server's own
@@ -203,7 +203,7 @@ class OpenAi(Api):
         usage = {"include_usage": True, "continuous_usage_stats": True}
         return {"model": about["model"], "prompt": prompt, **wanted, "stream_options": usage}
 
-    def told(self, event: Mapping[str, Any], count: int) -> tuple[int, dict[str, Any]]:
+    def progress(self, event: Mapping[str, Any], count: int) -> tuple[int, dict[str, Any]]:
         """Return the number of tokens so far, and the end."""
         usage, choices = event.get("usage") or {}, event["choices"]
         total = int(usage.get("completion_tokens", count + bool(choices and choices[0]["finish_reason"] is None)))
@@ -274,30 +274,30 @@ def wave(port: int, requests: Sequence[bytes], stall_s: float, api: Api) -> dict
             streams[number].stalled = True
     took, used = time.perf_counter_ns() - begin, time.process_time_ns() - cpu
     gc.enable()
-    told = [_told(each, begin, api) for each in streams.values()]
-    return {"cpu": round(used / took, 4), "late_us": away // 1000, "streams": told}
+    answers = [_times(each, begin, api) for each in streams.values()]
+    return {"cpu": round(used / took, 4), "late_us": away // 1000, "streams": answers}
 
 
-def _told(stream: Stream, begin: int, api: Api) -> dict[str, Any]:
+def _times(stream: Stream, begin: int, api: Api) -> dict[str, Any]:
     """Return a stream's answer: `at_us` after the request was sent, each relative to the one before, and `tokens`."""
     status, lines = answer(stream.reads)
-    told: dict[str, Any] = {"sent_us": (stream.sent - begin) // 1000, "status": status}
-    told |= {"stalled": True} if stream.stalled else {}
+    times: dict[str, Any] = {"sent_us": (stream.sent - begin) // 1000, "status": status}
+    times |= {"stalled": True} if stream.stalled else {}
     last, count, at, tokens = stream.sent, 0, [], []
     end: dict[str, Any] = {}
     for now, line in lines:
         if status != 200:
-            return {**told, "problem": line.decode(errors="replace")[:EXCERPT]}
+            return {**times, "problem": line.decode(errors="replace")[:EXCERPT]}
         try:
-            total, last_told = api.told(json.loads(line), count)
+            total, last_end = api.progress(json.loads(line), count)
         except UNTOLD:
-            return {**told, "problem": f"an event that is none: {line.decode(errors='replace')[:EXCERPT]}"}
+            return {**times, "problem": f"an event that is none: {line.decode(errors='replace')[:EXCERPT]}"}
         if total > count:  # the last event repeats the number
             at.append((now - last) // 1000)
             tokens.append(total - count)
             last, count = last + 1000 * at[-1], total
-        end |= last_told
-    return {**told, "at_us": at, "tokens": tokens, "end": end}
+        end |= last_end
+    return {**times, "at_us": at, "tokens": tokens, "end": end}
 
 
 def answer(reads: Reads) -> tuple[int, list[tuple[int, bytes]]]:

@@ -88,15 +88,15 @@ def test_the_openai_api_gives_the_same_times() -> None:
 def test_the_openai_api_may_count_tokens() -> None:
     api = APIS["vllm"]
     text = {"choices": [{"text": "x", "finish_reason": None}]}
-    assert api.told({**text, "usage": {"completion_tokens": 3, "prompt_tokens": 16}}, 1) == (3, {})
-    assert api.told(text, 3) == (4, {})
+    assert api.progress({**text, "usage": {"completion_tokens": 3, "prompt_tokens": 16}}, 1) == (3, {})
+    assert api.progress(text, 3) == (4, {})
     last = {
         "choices": [{"text": "x", "finish_reason": "length"}],
         "usage": {"completion_tokens": 6, "prompt_tokens": 16},
     }
-    assert api.told(last, 4) == (6, {"stop": "length", "prompt": 16, "cached": None, "ms": None})
+    assert api.progress(last, 4) == (6, {"stop": "length", "prompt": 16, "cached": None, "ms": None})
     cached = {"completion_tokens": 6, "prompt_tokens": 16, "prompt_tokens_details": {"cached_tokens": 15}}
-    assert api.told({"choices": [], "usage": cached}, 6) == (6, {"prompt": 1, "cached": 15, "ms": None})
+    assert api.progress({"choices": [], "usage": cached}, 6) == (6, {"prompt": 1, "cached": 15, "ms": None})
 
 
 EVENTS = [b'{"n": 1}', b'{"n": 2, "text": "\\r\\n"}', b"[DONE]"]
