@@ -64,9 +64,6 @@ ASIDE: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 DETAILS = ("against", "sizes", "asked")
 """Columns of gates that are left out without --wide, and with it become notes beneath: the table would be too wide."""
 
-LONG_ENV = 50
-"""Characters of a gate's environment; with a longer one the column becomes notes too."""
-
 ARITHMETIC = "this shows that the arithmetic is right, not how good a model is"
 
 _Part = tuple[str, str]  # a word in bold, "" for none, and the text after it
@@ -246,8 +243,8 @@ def _aside(table: Table, *, wide: bool) -> tuple[tuple[str, ...], tuple[str, ...
     """Return the columns that name a row, and the columns whose texts become notes beneath the table."""
     names, texts = ASIDE.get(table.form, ((), ()))
     if wide:
-        wordy = any(len(str(row.get("env", ""))) > LONG_ENV for row in table.rows)
-        texts = (*texts, *["env"] * wordy, *DETAILS) if table.form == "gates" else ()
+        limits = any(column.key == "asked" for column in table.columns)  # a parity gate's are in columns of their own
+        texts = (*texts, *["env"] * limits, *DETAILS) if table.form == "gates" else ()
     return names, texts
 
 
