@@ -14,7 +14,7 @@ from dgxlab.report.evidence import Evidence, Measured
 from dgxlab.report.records import Column, Number, Page, Row, Table, Value, grouped
 from dgxlab.report.tables import flags, origin_of
 from dgxlab.tools import BY_FORM
-from dgxlab.tools.kernel_groups import OTHER, group_of
+from dgxlab.tools.kernel_groups import OTHER, group_of, short
 
 if TYPE_CHECKING:
     from dgxlab.store import Store
@@ -106,7 +106,7 @@ def _kernels(store: Store, cell: Measured) -> list[Kernel]:
         for params, row in rows
         if params["kernel"] != total["kernel"] and {**total, "kernel": params["kernel"]} == params
     )
-    kernels = [Kernel(name, group_of(name), dict(numbers)) for name, numbers in by_kernel.items()]
+    kernels = [Kernel(short(name), group_of(name), dict(numbers)) for name, numbers in by_kernel.items()]
     return sorted(kernels, key=lambda kernel: -kernel.us)
 
 

@@ -45,9 +45,14 @@ def group_of(kernel: str) -> str:
 
 
 def short(kernel: str) -> str:
-    """Return a kernel's name without return type and parameters, from CUPTI, nsys or ncu: `mul_mat_q<40, 128>`."""
+    """Return a kernel's name without return type and parameters, from CUPTI, nsys or ncu: `mul_mat_q<40, 128>`.
+
+    Without what only one build calls it, so that a kernel has one name in all; three equal parameters are `float x3`.
+    """
     name = re.sub(r"\((?:ggml_type|int|bool|unsigned int|long)\)(?=[\w-])", "", kernel)  # nsys and ncu write (int)64
-    name = re.sub(r"\[clone .*\]$|<unnamed>::|\(anonymous namespace\)::", "", name)
+    name = re.sub(r"\[clone .*\]$|<unnamed>::|\(anonymous namespace\)::|\b_INTERNAL_\w+::", "", name)
+    name = re.sub(r"&\(void (\w+)[^()]*\([^()]*\)\)", r"&\1", name)  # a function as an argument
+    name = re.sub(r"(, [^,<>]+)(?:\1(?=[,>])){2,}", lambda m: f"{m[1]} x{len(m[0]) // len(m[1])}", name)
     depth, end = 0, len(name)
     for place, char in enumerate(name):
         depth += (char in "<") - (char in ">")

@@ -168,6 +168,16 @@ def test_a_kernels_group(kernel: str, group: str) -> None:
     assert group_of(kernel) == group_of(short(kernel)) == group
 
 
+def test_a_kernel_has_one_name_in_all_builds() -> None:
+    internal = "_INTERNAL_eb7fca1c_11_binbcast_cu_6840010b::"
+    pointers = ", float const*" * 3
+    name = f"void k_bin_bcast<&{internal}op_add, float, float, float{pointers}>(float const*, int)"
+    assert short(name) == short(short(name)) == "k_bin_bcast<&op_add, float x3, float const* x3>"
+    function = "_INTERNAL_93809095_6_cpy_cu_bfba63e2::cpy_1_scalar<float, float>(char const*, char*)"
+    assert short(f"void cpy_scalar<&(void {function})>(char const*, int)") == "cpy_scalar<&cpy_1_scalar>"
+    assert short("mul_mat_q<40, 128, false>") == "mul_mat_q<40, 128, false>"
+
+
 def test_profilers_agree_on_a_short_name() -> None:
     names = ("void mul_mat_q<(ggml_type)40, (int)64>(const char *)", "void mul_mat_q<(ggml_type)40, 64>(char const*)")
     assert {short(name) for name in names} == {"mul_mat_q<40, 64>"}
