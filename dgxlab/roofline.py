@@ -57,7 +57,7 @@ class Weights:
 
     parameters: float
     """Their number; in a mixture of experts, only the active ones."""
-    bits: int
+    bits: float
     """Minimum bits of one in memory; 0 if unknown."""
     path: str
     """The fastest compute path for their type; "" if unknown."""
@@ -183,7 +183,7 @@ def tokens(rate: float, weights: Weights, peaks: Peaks, streams: int | None = No
     size_bytes = weights.parameters * weights.bits / 8
     excess = memory(rate / streams * size_bytes, peaks, size_bytes)
     shared = f", read once for {streams} sequences" if streams > 1 else ""
-    return f"{size} of {weights.bits} bits{shared}: {excess}" if excess else ""
+    return f"{size} of {weights.bits:.3g} bits{shared}: {excess}" if excess else ""
 
 
 def _tera(flops: float) -> str:

@@ -28,7 +28,7 @@ from dgxlab.tools.rows import case_params
 Row = Mapping[str, Any]
 
 DEVICE = "SELECT names FROM devices JOIN arms USING (device_id) WHERE job_id = ? AND arm = ?"
-MODEL = "SELECT path, recipe FROM inputs WHERE job_id = ? AND model_id = ?"
+MODEL = "SELECT path, recipe, contents FROM inputs WHERE job_id = ? AND model_id = ?"
 CELL = "SELECT label, params FROM cells WHERE cell = ?"
 RUNS = "SELECT run_id, job_id, arm, tool, model_id FROM runs ORDER BY started, run_id"
 EXTREMES = """SELECT run_id, cell, metric, min(value) AS least, max(value) AS most, rows.raw
@@ -113,11 +113,16 @@ def impossible_runs(store: Store) -> Iterator[str]:
 
 
 def _weights(model: Row | None, called: str) -> Weights | None:
-    """Return the weights that every token uses: exact for a recipe, estimated from names for a file."""
+    """Return the weights that every token uses: of a recipe, else by a file's header, else estimated from its name."""
     if model is None:
         return None
+    if model["recipe"] is not None and (weights := _of_recipe(model["recipe"])):
+        return weights
+    contents = json.loads(model["contents"] or "{}")
+    if (per_token := contents.get("per_token")) and (bits := contents["bits"]):
+        return Weights(8 * per_token / bits, bits, roofline.path_of(contents["type"]))
     if model["recipe"] is not None:
-        return _of_recipe(model["recipe"])
+        return None
     name = PurePosixPath(model["path"]).name
     return roofline.weights_of(f"{name} {called}", called or name)
 

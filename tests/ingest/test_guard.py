@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dgxlab.ingest import impossible_runs, ingest
-from dgxlab.model import Cell, CellResult, Measurement, SyntheticModel, digest, model_id
+from dgxlab.model import Cell, CellResult, DerivedModel, FileModel, Measurement, SyntheticModel, digest, model_id
 from dgxlab.model.events import HOST
 from dgxlab.store import ROOFLINE, Store, check
 from dgxlab.units import METRICS
@@ -107,6 +107,19 @@ def test_tokens_of_a_file_by_its_name(store: Store) -> None:
         run_of(journal, speeds(speed, 0, 32), model_id=file["model_id"])
     assert told(store, journal) == [
         "tg32: 400 t/s with 32B parameters of 4 bits: 6400 GB/s are 1.3 times the 4800 GB/s of H200"
+    ]
+
+
+@pytest.mark.parametrize("recipe", [None, DerivedModel(source=FileModel("/models/exact.gguf"), quant="Q4_K")])
+def test_tokens_of_a_file_by_its_header(store: Store, recipe: DerivedModel | None) -> None:
+    header = {"architecture": "llama", "parameters": 33_000_000_000, "type": "Q4_K", "bits": 4.5, "requantised": False}
+    contents = {**header, "per_token": 18_000_000_000, "files": {}, "fidelity": {}}
+    identity = f"file-{digest('no size in its name', 16)}"
+    journal = begun(H200, recipe=recipe, path="/models/weights.gguf", model_id=identity, contents=contents)
+    for speed in (200.0, 400.0):
+        run_of(journal, speeds(speed, 0, 32), model_id=identity)
+    assert told(store, journal) == [
+        "tg32: 400 t/s with 32B parameters of 4.5 bits: 7200 GB/s are 1.5 times the 4800 GB/s of H200"
     ]
 
 
