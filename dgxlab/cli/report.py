@@ -73,7 +73,8 @@ def report(  # noqa: PLR0913, PLR0917 - each is an option
         elif sessions:
             _pages(opened, named, sessions, out)
         elif plots and (form not in (None, Form.serving) or not named):
-            raise UsageError("--plots draws a whole report, or --form serving", next="dgxlab jobs")
+            whole = f"dgxlab report {named[0]} --plots {plots}" if named else "dgxlab jobs"
+            raise UsageError("--plots draws a whole report, or --form serving", next=whole)
         elif form:
             _form(opened, form.value, named, given, out, plots, wide=wide)
         elif given:

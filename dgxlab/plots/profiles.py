@@ -40,7 +40,7 @@ def bars(tables: Sequence[Table]) -> Figure:
 
 def _name(table: Table) -> str:
     times = [row["step_us"] for row in table.rows]
-    return f"{table.title}\n{sum(each.middle for each in times if isinstance(each, Number)):.4g} us of kernels"
+    return f"{table.title}\n{sum(each.middle for each in times if isinstance(each, Number)):.1f} us of kernels"
 
 
 def _settings(tables: Sequence[Table]) -> list[str]:

@@ -161,7 +161,7 @@ def _times(kernels: Sequence[Kernel], each: Profile) -> dict[str, Value]:
 def _notes(each: Profile) -> Iterable[str]:
     numbers = each.cell.quantities
     busy, wall = numbers["busy_us"].middle, numbers["wall_us"].middle
-    yield f"kernels run in {100 * busy / wall:.1f} % of a step of {wall:.4g} us, which the tracer makes longer"
+    yield f"kernels run in {100 * busy / wall:.1f} % of a step of {wall:.1f} us, which the tracer makes longer"
     others = [kernel for kernel in each.kernels if kernel.group == OTHER]
     if (share := sum(kernel.us for kernel in others) / each.us) > UNEXPLAINED:
         names = ", ".join(kernel.name for kernel in others[:3])
@@ -173,7 +173,7 @@ def _beside(pair: tuple[Profile, Profile]) -> tuple[Table, Table]:
     kernels = [{kernel.name: kernel.us for kernel in each.kernels} for each in pair]
     least = SHOWN * max(each.us for each in pair)
     name = _name(pair[0].cell.ask)
-    total = " and ".join(f"{each.us:.4g}" for each in pair)
+    total = " and ".join(f"{each.us:.1f}" for each in pair)
     return (
         _moved(pair, name, "group", groups, 0.0, notes=[f"a step has {total} us of kernels"]),
         _moved(pair, f"Kernels that moved: {name}", "kernel", kernels, least),
@@ -194,7 +194,7 @@ def _moved(
         moved = second.get(name, 0.0) - first.get(name, 0.0)
         if abs(moved) < least:
             continue
-        row: dict[str, Value] = {lead: name, "moved": f"{moved:+.4g}", "moved_us": moved}
+        row: dict[str, Value] = {lead: name, "moved": f"{moved:+.1f}", "moved_us": moved}
         for number, each in enumerate(pair):
             if name in times[number]:
                 us = times[number][name]
