@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dgxlab.store import Store
 
 UNEXPLAINED = 0.05  # if kernels that no rule groups take more than this share of a step, a note names them
+OVERLAP = 1.05  # if the times of kernels add up to more than this times the time in which any runs, a note says so
 SHOWN = 0.01
 """Kernels with a smaller share of a step are not listed; of two experiments, kernels whose time changed by less."""
 
@@ -162,6 +163,8 @@ def _notes(each: Profile) -> Iterable[str]:
     numbers = each.cell.quantities
     busy, wall = numbers["busy_us"].middle, numbers["wall_us"].middle
     yield f"kernels run in {100 * busy / wall:.1f} % of a step of {wall:.1f} us, which the tracer makes longer"
+    if each.us > OVERLAP * busy:
+        yield f"kernels overlap: times that add up to {each.us:.1f} us pass in {busy:.1f} us"
     others = [kernel for kernel in each.kernels if kernel.group == OTHER]
     if (share := sum(kernel.us for kernel in others) / each.us) > UNEXPLAINED:
         names = ", ".join(kernel.name for kernel in others[:3])

@@ -29,13 +29,15 @@ STEP = {  # shares of a step as published for a mixture of experts in MXFP4, in 
 BENCH = ProfileBench("q4k", (128,), (4,), (1, 32), phase=("decode",))
 
 
-def profiled(store: Store, name: str, job_id: str, kernels: Mapping[str, int], **changes: Any) -> Session:
+def profiled(
+    store: Store, name: str, job_id: str, kernels: Mapping[str, int], early: int = 0, **changes: Any
+) -> Session:
     """Record an experiment in whose every pass these kernels ran, half of the time in each of two launches."""
     experiment = h200(**{"name": name, "bench": (BENCH,), "gates": (), "root": str(PROJECT), **changes})
     session = Session(store, experiment, job_id, tree=source([name]))
     twice = {kernel: [ns // 2, ns - ns // 2] for kernel, ns in kernels.items()}
     (step,) = session.plan.runs
-    parsed = BENCHES["profile"].parse(output(128, 4, [1, 32], twice), step.cells)
+    parsed = BENCHES["profile"].parse(output(128, 4, [1, 32], twice, early=early), step.cells)
     assert parsed.problems == ()
     cells = {cell.key: cell for cell in (*step.cells, *parsed.parts)}
     session.build().runs(lambda _: parsed.results, only=("profile",), cells=cells).end()
@@ -70,6 +72,15 @@ def test_what_no_rule_names_is_told(store: Store) -> None:
     assert [len(each) for each in notes.values()] == [2, 1]
     assert "7.0 %" in notes["moe"][1]
     assert "mystery" in notes["moe"][1]
+
+
+@pytest.mark.parametrize(("early", "told"), [(0, False), (10_000, True)])
+def test_times_that_overlap_are_told(store: Store, early: int, told: bool) -> None:
+    profiled(store, "moe", "20261120-090000-moe", STEP, early)
+    notes = "\n".join(page(store, query({"form": "profile", "experiment": "moe"})).tables[0].notes)
+    union = (sum(STEP.values()) - (2 * len(STEP) - 1) * early) / 1e3
+    assert (f"overlap: times that add up to 1000.0 us pass in {union:.1f} us" in notes) == told
+    assert ("overlap" in notes) == told
 
 
 def test_a_token_is_a_part_of_a_step(store: Store) -> None:

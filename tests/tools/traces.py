@@ -17,8 +17,13 @@ def tokens(pp: int, tg: int, sizes: Sequence[int], repetitions: int = 3, n_batch
         yield from [pl] * tg
 
 
-def trace(passes: Sequence[tuple[int, Kernels]], *, program: str = PROGRAM, device: int = 0, dropped: int = 0) -> str:
-    """Return a trace: loading, and these passes, a microsecond between them, each as long as its kernels."""
+def trace(
+    passes: Sequence[tuple[int, Kernels]], *, program: str = PROGRAM, device: int = 0, dropped: int = 0, early: int = 0
+) -> str:
+    """Return a trace: loading, and these passes, a microsecond between them, each as long as its kernels.
+
+    A kernel starts `early` ns before the last one has ended.
+    """
     names = list(dict.fromkeys(["[memcpy host to device]", *(name for _, kernels in passes for name in kernels)]))
     lines = [f"trace\t1\t{program}\t4711"]
     lines += [f"kernel\t{at}\t{device}\t1,1,1\t128,1,1\t32\t{name}" for at, name in enumerate(names)]
@@ -28,14 +33,17 @@ def trace(passes: Sequence[tuple[int, Kernels]], *, program: str = PROGRAM, devi
         for name, durations in kernels.items():
             for ns in durations:
                 launches.append(f"launch\t{names.index(name)}\t7\t0\t{now}\t{ns}")
-                now += ns
+                now += ns - early
+        now += early
         marks.append(f"pass\t{n_tokens}\t{begin}\t{now}")
         now += 1000
     return "\n".join([*lines, *marks, *launches, f"end\t{len(marks)}\t{len(launches)}\t{dropped}", ""])
 
 
-def output(pp: int, tg: int, sizes: Sequence[int], kernels: Kernels, repetitions: int = 3, n_batch: int = 2048) -> str:
+def output(
+    pp: int, tg: int, sizes: Sequence[int], kernels: Kernels, repetitions: int = 3, n_batch: int = 2048, early: int = 0
+) -> str:
     """Return the output of a run in which every pass launches the same kernels."""
     rows = [ROW.format(pp=pp, tg=tg, pl=pl, n_batch=n_batch) for pl in [*sizes] * (repetitions + 1)]
     passes = [(count, kernels) for count in tokens(pp, tg, sizes, repetitions, n_batch)]
-    return "\n".join([*rows, trace(passes)])
+    return "\n".join([*rows, trace(passes, early=early)])
