@@ -17,7 +17,7 @@ from dgxlab.store.schema import add_functions
 from dgxlab.store.seals import seal_all
 from faults import aftermath
 from faults.clock import Clock
-from faults.fault import Broken, seeded
+from faults.fault import Broken, seeded, wait_while
 from faults.host import CELLS, Box, Ran, box
 from faults.kinds import agent, clock, disk, leftover, reboot, replaced, trust
 from faults.kinds.clock import HOUR_S
@@ -204,6 +204,8 @@ def test_a_process_that_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leftover, "FREE_S", 0.1)
     leftover._gone("name")
     with subprocess.Popen(["sleep", "60"], env={"TOY_NAME": "name"}) as living:
+        environ = Path(f"/proc/{living.pid}/environ")
+        wait_while(lambda: not environ.read_bytes(), 10.0)  # empty until the program is loaded
         with pytest.raises(Broken, match=f"\\[{living.pid}\\]"):
             leftover._gone("name")
         living.kill()
