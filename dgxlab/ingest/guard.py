@@ -119,8 +119,10 @@ def _weights(model: Row | None, called: str) -> Weights | None:
     if model["recipe"] is not None and (weights := _of_recipe(model["recipe"])):
         return weights
     contents = json.loads(model["contents"] or "{}")
-    if (per_token := contents.get("per_token")) and (bits := contents["bits"]):
-        return Weights(8 * per_token / bits, bits, roofline.path_of(contents["type"]))
+    if contents.get("per_token") and contents["bits"]:
+        number = 8 * contents["per_token"] / contents["bits"]
+        if 2 * number > contents["parameters"]:  # no experts: theirs may have other bits than the file
+            return Weights(number, contents["bits"], roofline.path_of(contents["type"]))
     if model["recipe"] is not None:
         return None
     name = PurePosixPath(model["path"]).name

@@ -123,6 +123,14 @@ def test_tokens_of_a_file_by_its_header(store: Store, recipe: DerivedModel | Non
     ]
 
 
+def test_bits_of_experts_say_nothing_of_a_token(store: Store) -> None:
+    header = {"architecture": "qwen3moe", "parameters": 33_000_000_000, "type": "Q4_K", "bits": 4.5}
+    contents = {**header, "requantised": False, "per_token": 2_000_000_000, "files": {}, "fidelity": {}}
+    identity = f"file-{digest('experts', 16)}"
+    journal = begun(H200, recipe=None, path="/models/weights.gguf", model_id=identity, contents=contents)
+    assert told(store, run_of(journal, speeds(9000.0, 0, 32), model_id=identity)) == []
+
+
 def test_a_small_model_may_stay_in_the_cache(store: Store) -> None:
     small = SyntheticModel(n_layer=4, n_embd=1024, n_ff=4096, n_head=16, n_head_kv=8, n_vocab=8000)
     journal = begun(H200, recipe=small, model_id=model_id(small))
