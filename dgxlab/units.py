@@ -131,6 +131,7 @@ _CONDITIONS = {
     "clocks.sm": "SM {} MHz",
     "temperature.gpu": "{} °C",
     "power.draw": "{} W",
+    "copy.bandwidth": "copies {} GB/s",
     "cpu_mhz": "CPU {} MHz",
     "cpu_temp_c": "CPU {} °C",
 }

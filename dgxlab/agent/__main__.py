@@ -16,6 +16,7 @@ cancel ROOT JOB         end the job
 inventory ROOT          size and last use of everything under the root
 clean ROOT              remove the items on stdin
 work FOLDER             run the job in this folder; `submit` starts this as a detached process
+copies UUID ...         how fast these GPUs copy within their memory, in GB/s
 sense                   the host's condition twice a second, for samples during a measurement
 synth RECIPE OUT [VOCABULARY]
                         write a synthetic model
@@ -161,6 +162,7 @@ VERBS: dict[str, Callable[..., Any]] = {
     "inventory": lambda root: [vars(item) for item in _of("inventory").inventory(_root(root))],
     "clean": lambda root: vars(_of("inventory").remove(_root(root), json.load(sys.stdin))),
     "work": lambda folder: _of("work").work(Path(folder)),
+    "copies": lambda *gpus: _of("copies").bandwidths(gpus),
     "sense": lambda: _of("facts").sense(),
     "synth": synth,
     "drive": drive,

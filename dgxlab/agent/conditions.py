@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dgxlab.agent.facts import PERIOD_S
 from dgxlab.agent.processors import Contention
-from dgxlab.model.events import HOST, Flag, Summary, flag
+from dgxlab.model.events import COPY, HOST, Flag, Summary, flag
 from dgxlab.model.reasons import Code
 from dgxlab.stats import median
 
@@ -99,6 +99,8 @@ class Conditions:
     seconds: float
     contention: Contention
     threads: int
+    copies: Mapping[str, float] = field(default_factory=dict)
+    """The bandwidth of a copy on each GPU, in GB/s, by uuid; {} if it could not be measured."""
 
     def telemetry(self) -> tuple[Summary, ...]:
         """Return statistics of each known quantity of each device during the run."""
@@ -114,7 +116,9 @@ class Conditions:
             for name, (field, unit, scale) in _CONTENTION.items()
             if (share := getattr(self.contention, field)) is not None
         ]
-        single = (Summary(device, name, unit, 1, value, value, value) for device, name, unit, value in grown + shared)
+        copies = [(device, COPY, "GB/s", rate) for device, rate in self.copies.items()]
+        alone = (*grown, *shared, *copies)
+        single = (Summary(device, name, unit, 1, value, value, value) for device, name, unit, value in alone)
         return (*gauges, *single)
 
     def flags(self, left_running: Flag | None = None) -> tuple[Flag, ...]:

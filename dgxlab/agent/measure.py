@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import time
@@ -22,7 +23,7 @@ from dgxlab.agent.journal import Journal
 from dgxlab.agent.lease import DeviceLease
 from dgxlab.agent.processors import Watch, pinned
 from dgxlab.agent.telemetry import Telemetry
-from dgxlab.errors import AGAIN, DgxlabError, GateFailed, HostBusy, RemoteError
+from dgxlab.errors import AGAIN, DgxlabError, GateFailed, HostBusy, RemoteError, one_line
 from dgxlab.model import FILES, Facts, Plan, RunStep, digest, program_of
 from dgxlab.model.events import File, LockEvent, ModelEvent, NoteEvent, ProgressEvent, RunEvent, flag
 from dgxlab.model.reasons import Code, Reason, left_running, reason
@@ -31,6 +32,8 @@ from dgxlab.tools.rows import Parsed
 
 _PROGRESS_S = 0.5
 """Minimum time between progress events of one step: ninja counts faster than one can read."""
+_COPIES_S = 20.0
+"""Max seconds for copies on the job's GPUs, which take one."""
 _LAST_WORDS = 4096
 """Bytes at a stream's end that are searched for a program's last line."""
 
@@ -176,6 +179,8 @@ class Workbench:
         """
         files = self.job.folder / FILES
         argv = self.fill(step.argv, step.arm, files=str(files))
+        if self.telemetry.copies is None:
+            self.telemetry.copies = self._copies()
         before = self.telemetry.state()
         watch = Watch(processors := pinned(argv) if pin else ())
         if processors:
@@ -220,6 +225,18 @@ class Workbench:
             raw=launched.raw(),
         )
         return Attempt(run, again)
+
+    def _copies(self) -> Mapping[str, float]:
+        """Measure how fast the job's GPUs copy; {} without GPUs, or if that fails: no other number depends on it."""
+        if not (gpus := self.telemetry.gpus):
+            return {}
+        argv = (sys.executable, "-ES", str(self.job.folder / "agent.pyz"), "copies", *gpus)
+        launched = self.launch("copies", argv, {}, _COPIES_S)
+        if not launched.ended.ok:
+            self.note(f"the bandwidth of copies was not measured: {one_line(launched.errors(), 200)}")
+            return {}
+        rates: Mapping[str, float] = json.loads(launched.text())
+        return rates
 
     def failure(self, name: str, attempt: Attempt, tries: int = 1) -> DgxlabError:
         """Return the error for the run called `name`, whose last of `tries` attempts was not valid."""

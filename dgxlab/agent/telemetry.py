@@ -84,9 +84,11 @@ class Telemetry:
     """The samplers of one job: one for the host, in the zipapp `agent`, and one for its `gpus` (names by uuid)."""
 
     def __init__(self, raw: Path, agent: Path, gpus: Mapping[str, str]) -> None:
-        self._raw, self._agent, self._gpus = raw, agent, gpus
+        self._raw, self._agent, self.gpus = raw, agent, gpus
         self._fields = choose(ask([HELP])[0].text) if gpus else dict(BASIC)
         self._samplers: list[Sampler] = []
+        self.copies: Mapping[str, float] | None = None
+        """How fast each GPU copies, in GB/s; None before that is measured."""
 
     def start(self) -> None:
         """Start the samplers and wait for their first samples; safe to repeat."""
@@ -94,8 +96,8 @@ class Telemetry:
             return
         sense = [sys.executable, "-ES", str(self._agent), "sense"]
         self._samplers.append(Sampler(sense, self._raw / "telemetry-host.jsonl", parse_host))
-        if self._gpus:
-            argv = sampling(tuple(self._gpus), tuple(self._fields.values()), PERIOD_S)
+        if self.gpus:
+            argv = sampling(tuple(self.gpus), tuple(self._fields.values()), PERIOD_S)
             parse = partial(parse_gpu, tuple(self._fields))
             self._samplers.append(Sampler(argv, self._raw / "telemetry-gpu.csv", parse))
         deadline = time.monotonic() + READY_S
@@ -118,7 +120,7 @@ class Telemetry:
         """Return the conditions of a run that has ended, given the states before and after it; reads the samples."""
         end = run.started + run.seconds
         samples = [sample for sampler in self._samplers for sample in sampler.read(run.started, end)]
-        return Conditions(samples, *states, self._gpus, run.seconds, contention, threads)
+        return Conditions(samples, *states, self.gpus, run.seconds, contention, threads, self.copies or {})
 
     def now(self) -> dict[str, Mapping[str, float]]:
         """Return the values of each device's last sample, unless it is older than FRESH_S.
@@ -134,7 +136,7 @@ class Telemetry:
     def temperature(self) -> float | None:
         """Return the temperature now of the job's hottest GPU, or of the processor if it uses none; None if unknown."""
         now = self.now()
-        seen = [now.get(gpu, {}).get("temperature.gpu") for gpu in self._gpus]
+        seen = [now.get(gpu, {}).get("temperature.gpu") for gpu in self.gpus]
         known = [c for c in seen or [now.get(HOST, {}).get("cpu_temp_c")] if c is not None]
         return max(known, default=None)
 

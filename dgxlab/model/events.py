@@ -34,6 +34,7 @@ from dgxlab.model.result import CellResult, Facts, Toolchain
 from dgxlab.model.wire import LATER, JsonHooks, Lenient, Within, decoder, from_json, to_json
 
 HOST = "host"  # the device of values that belong to no GPU
+COPY = "copy.bandwidth"  # in GB/s, how fast a GPU copies within its memory: measured once, before a job's first run
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from dgxlab.model import (
     gpu_backends,
     root_of,
 )
+from dgxlab.model.events import COPY
 from dgxlab.report.ask import CellAsk, Gate, label, op_params
 from dgxlab.report.evidence import Evidence, Measured, range_of
 from dgxlab.report.records import Column, Flag, Number, Provenance, Row, Table, Value, columns, grouped, labels_of
@@ -314,15 +315,17 @@ CEILING = "% of ceiling"
 def ceiling_share(evidence: Evidence, cell: Measured) -> str | None:
     """Return the measured tokens a second in percent of the ceiling, as text: `68.1`.
 
-    The ceiling is the GPU's documented bandwidth divided by the bytes of weights that a token reads. None for prompts,
-    or if one of both is unknown.
+    The ceiling is the bandwidth that was measured with a copy before the session, else the documented one, divided by
+    the bytes of weights that a token reads. None for prompts, or if one of both is unknown.
     """
     params = {**cell.ask.cell.params, **cell.ask.cell.fixed}
     peaks = roofline.together(evidence.device.names) if evidence.device else None
     per_token = json.loads(cell.run["contents"] or "{}").get("per_token")
     if params.get("n_prompt") or params.get("n_gpu_layers") == 0 or not (peaks and per_token):
         return None
-    return f"{100 * cell.quantities['avg_ts'].middle * per_token / peaks.bandwidth:.1f}"
+    slowest, _ = cell.conditions.get(COPY, (0.0, 0.0))
+    bandwidth = slowest * 1e9 * len(evidence.device.names) if evidence.device and slowest else peaks.bandwidth
+    return f"{100 * cell.quantities['avg_ts'].middle * per_token / bandwidth:.1f}"
 
 
 def flags(evidence: Evidence, cells: Sequence[Measured]) -> tuple[Flag, ...]:

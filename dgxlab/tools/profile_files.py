@@ -177,12 +177,14 @@ _SCALES = {
 
 
 def ncu(text: str) -> Reading:
-    """Parse `ncu --csv`: a row for each kernel with its grid and block size, a value of each metric per launch.
+    """Parse `ncu --csv`, of either page: a row for each kernel with its grid and block size, and a launch's metrics.
 
     Raises:
         Refused: if the text is of several processes or devices, a row is broken or missing, or a kernel took no time.
     """
     rows = list(csv_rows(text, _FIRST))
+    if rows and "Metric Name" not in rows[0].columns:
+        rows = [line for launch in rows[1:] for line in _metrics(launch, units=rows[0])]
     for name in ("Process ID", "Device"):
         if len(there := {line.text(name) for line in rows}) > 1:
             raise Refused(f"it is of {len(there)} values of {name}")
@@ -201,6 +203,17 @@ def ncu(text: str) -> Reading:
         values = kernels.setdefault(tuple(line.text(name) for name in _SHAPE), {})
         values.setdefault((metric, unit), []).append(float(digits) * factor)
     return Reading(tuple(_ncu_row(*each) for each in kernels.items()), same)
+
+
+def _metrics(launch: Line, units: Line) -> Iterator[Line]:
+    """Yield a line a metric, as the details page has them, of a launch in a line of `--page raw`.
+
+    That page adds attributes of the device, and the mean and extremes over a chip's units to each sum.
+    """
+    for name, unit in units.columns.items():
+        if re.fullmatch(r"(?!device__|launch__)\w+__\w+\.\S*(?<!\.avg)(?<!\.max)(?<!\.min)", name):
+            metric = {"Metric Name": name, "Metric Unit": unit, "Metric Value": launch.text(name)}
+            yield Line(launch.number, {**launch.columns, **metric})
 
 
 def _ncu_row(shape: Sequence[str], metrics: Mapping[tuple[str, str], Sequence[float]]) -> Row:

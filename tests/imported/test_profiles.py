@@ -161,6 +161,18 @@ def test_the_csv_of_ncu() -> None:
     assert values["dram__bytes_read.sum"].values == (2152704.0, 2152960.0, 2152960.0)
 
 
+def test_the_raw_page_of_ncu() -> None:
+    """Of hundreds of columns, those that were measured, once."""
+    (row,) = open_file(NCU.with_name("ncu-raw.csv")).reading.rows
+    assert (row.params["kernel"], row.params["grid"]) == ("mul_mat_vec_q<2, 1, 0, 0>", "(4096, 1, 1)")
+    assert {each.metric: (each.values, each.unit) for each in row.values} == {
+        "launch_us": ((16.96, 15.616, 15.68), "us"),
+        "dram__bytes_read.sum": ((33053952.0, 33052928.0, 33054720.0), "byte"),
+        "dram__bytes_write.sum": ((335104.0, 2560.0, 6656.0), "byte"),
+        "launches": ((3.0,), "launches"),
+    }
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [

@@ -22,7 +22,7 @@ from dgxlab.model import (
 from dgxlab.report import Number, Report, Table, collect, collect_experiment, page, query, render
 from dgxlab.store import Store
 from dgxlab.tools import BackendOpsBench, LlamaBench, PerplexityGate
-from tests.journals import facts, source
+from tests.journals import CLOCK, facts, source
 from tests.report.worlds import H200, Session, fails, h200, numbers, whole
 
 A, B, C = (f"20261120-10{n}000-h200-{letter}" for n, letter in enumerate("abc"))
@@ -241,7 +241,12 @@ def test_tables_name_what_a_model_holds(store: Store) -> None:
     assert form(report, "single-stream").provenance.models == (text,)
     assert f"model {text}" in render(report)
     shares = {row["test"]: row["of_ceiling"] for row in form(report, "single-stream").rows}
-    assert shares == {"pp512": None, "tg32": "2.1"}  # 100 times 1 GB of 4800 GB/s
+    assert shares == {"pp512": None, "tg32": "2.1"}  # 100 times 1 GB of the 4800 GB/s of the data sheet
+    copies = {**CLOCK, "name": "copy.bandwidth", "unit": "GB/s", **dict.fromkeys(("min", "median", "max"), 4000.0)}
+    Session(store, SMALL, B).build(contents=contents).runs(numbers(100.0), telemetry=[copies]).end()
+    report = collect(store, "h200")
+    assert [row["of_ceiling"] for row in form(report, "single-stream").rows] == [None, "2.5"]
+    assert "median of a run: copies 4000 GB/s" in render(report)
     (table,) = page(store, query({"form": "provenance", "experiment": "h200"})).tables
     (told,) = (row for row in table.rows if "model q4k" in row.values())
     assert "ffn Q4_0 SQNR 20.0 dB (NMSE 0.01) over 8,192 of 9,000 weights; output IQ2_XS no SQNR" in str(told)
