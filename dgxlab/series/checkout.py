@@ -85,10 +85,9 @@ def export(root: Path, name: str, cache: PinCache, pin: str, checkout: Path, mes
             write_whole(root / overlay.source, cache.git.read("cat-file", "blob", entry.split()[2]))
     for patch in patches:
         write_whole(folder / patch.name, patch.content)
-    listed = [
-        *(old.get(patch.name, SeriesLine(patch.name)) for patch in patches),
-        *(line for line in lines if line.dest),
-    ]
+    listed = [old.get(patch.name, SeriesLine(patch.name)) for patch in patches]
+    kept = [line for line in lines if line.dest]
+    listed = [*kept, *listed] if kept and lines[0].dest else [*listed, *kept]  # either order means the same
     write_whole(folder / "series", "".join(f"{line}\n" for line in listed).encode())
     for file in old.keys() - {patch.name for patch in patches}:
         (folder / file).unlink(missing_ok=True)

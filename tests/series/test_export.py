@@ -106,8 +106,8 @@ def test_overlays_go_home(project: Project) -> None:
     assert [path.read_text() for path in sorted(project.root.glob("kernels/*"))] == ["// three\n", "// l\n"]
     assert (patch.name, patch.paths) == ("hook-it-in.patch", {"ggml/ggml.c"})
     assert project.files("mine")["series"].decode().splitlines() == [
-        "hook-it-in.patch",
         *("# kernel", "overlay kernels/k.cuh ggml/k.cuh", "overlay kernels/l.cuh ggml/l.cuh"),
+        "hook-it-in.patch",
     ]
     assert project.apply("mine").tree == series.apply_tree(project.cache, project.pin, project.clone).tree
 
