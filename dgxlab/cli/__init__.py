@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 from typer import Option
 
-from dgxlab.cli import host, jobs, patch, record, report, run, traffic, verdict
+from dgxlab.cli import host, jobs, patch, pin, record, report, run, traffic, verdict
 from dgxlab.cli._app import App, DbOption
 from dgxlab.cli._out import Format, FormatOption, Out, QuietOption, show_error
 from dgxlab.errors import AGAIN, DgxlabError, Interrupted, UsageError, command
@@ -38,13 +38,20 @@ app = App(
     name="dgxlab",
     pretty_exceptions_enable=False,
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _command in (
     *(run.run, run.ab, run.noise, run.gate, run.plan, report.report, jobs.jobs, jobs.attach, jobs.cancel, jobs.logs),
     *(record.import_, record.export, verdict.verdict, traffic.bytes_, host.doctor, schema),
 ):
     app.add(_command)
-for _name, _group in {"session": jobs.app, "patch": patch.app, "host": host.app, "db": record.app}.items():
+for _name, _group in {
+    "session": jobs.app,
+    "patch": patch.app,
+    "pin": pin.app,
+    "host": host.app,
+    "db": record.app,
+}.items():
     app.add_typer(_group, name=_name)
 
 
@@ -61,7 +68,7 @@ def _top(
     db: DbOption = None,
     format: FormatOption = Format.human,
     quiet: QuietOption = False,
-    version: bool = Option(False, "--version", callback=_version, is_eager=True, help="Print it."),
+    version: bool = Option(False, "--version", "-V", callback=_version, is_eager=True, help="Print it."),
 ) -> None:
     pass  # each command reads the three from its context: App.add
 

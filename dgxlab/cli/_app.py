@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -134,6 +135,17 @@ def experiment(spec: str, overrides: Sequence[str] | None = None, host: str | No
         words = ["dgxlab", "plan", str(path)] if path.is_file() else ["ls", str(path.parent)]
         error.next = error.next or shlex.join(words)
         raise
+
+
+def readable_experiments(note: Callable[[str], None]) -> list[Experiment]:
+    """Read all specs of the project; `note` is told of those that are wrong, as the user may be editing them."""
+    read = []
+    for path in chain.from_iterable(specs(root()).values()):
+        try:
+            read.append(experiment(str(path)))
+        except SpecError as error:
+            note(f"left out: {error.message}")
+    return read
 
 
 def _spec_file(spec: str) -> Path:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from dgxlab import project
-from dgxlab.cli._app import App, TrustSourceOption, experiment
+from dgxlab.cli._app import App, TrustSourceOption, readable_experiments
 from dgxlab.cli._out import Out, plural, typed
 from dgxlab.errors import CheckFailed, SpecError, UsageError
 
@@ -39,12 +38,8 @@ class _PinOptions:
         """Fetch the requested pin, else the one that all specs name; return the project, the pin cache and the pin."""
         from dgxlab.source import PinCache
 
-        root, specs = project.root(), []
-        for path in [] if self.pin and self.source else chain.from_iterable(project.specs(root).values()):
-            try:
-                specs.append(experiment(str(path)))
-            except SpecError as error:  # the user may be editing it
-                out.note(f"left out: {error.message}")
+        root = project.root()
+        specs = [] if self.pin and self.source else readable_experiments(out.note)
         named = sorted({spec.pin for spec in specs})
         if self.pin is None and len(named) != 1:
             which = f"; say which with --pin: {', '.join(named)}" if named else "; say which with --pin"

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dgxlab.errors import AGAIN, SpecError
+from dgxlab.errors import AGAIN, SpecError, command
 from dgxlab.model import COMMIT
 from dgxlab.source import packages
 from dgxlab.source.git import Git, reason
@@ -26,7 +26,7 @@ PINS = "refs/dgxlab/pins/"
 _INCOMING = "refs/dgxlab/incoming/"
 LOCK = "dgxlab.lock"
 
-_URL = re.compile(r"(?:https?|ssh|git|file)://\S+|[A-Za-z0-9._-]+@[A-Za-z0-9.-]+:(?!//)\S+")
+URL = re.compile(r"(?:https?|ssh|git|file)://\S+|[A-Za-z0-9._-]+@[A-Za-z0-9.-]+:(?!//)\S+")
 """Addresses that git may get; others could make git run commands."""
 
 LLAMA_FILES = ("CMakeLists.txt", "ggml")  # files and folders at llama.cpp's top level
@@ -147,7 +147,7 @@ class PinCache:
                 self._fetch(pin, str(folder / "llama.cpp.git"), on_progress, carried)
         elif local.is_dir():
             self._fetch(pin, str(local.resolve()), on_progress)
-        elif _URL.fullmatch(source):
+        elif URL.fullmatch(source):
             self._fetch(pin, source, on_progress)
         else:
             raise SourceError("neither a git URL, nor a folder or file on this machine, nor pypi:NAME==VERSION")
@@ -190,7 +190,7 @@ class PinCache:
 def check_pin(pin: str) -> None:
     """Raise a SpecError unless `pin` is a full commit id."""
     if not COMMIT.fullmatch(pin):
-        mend = "git ls-remote https://github.com/ggml-org/llama.cpp shows the ids of branches and tags"
+        mend = command("dgxlab", "pin", "id", pin)
         raise SpecError(f"a pin is a full commit id, 40 hex digits, not {pin!r}", next=mend)
 
 

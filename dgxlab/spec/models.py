@@ -19,7 +19,7 @@ from dgxlab.spec import fields
 from dgxlab.spec.fields import Keys, Many, Maybe, OneKind, Strict
 from dgxlab.tools import BENCHES, CHECKS, Benchmark, Key, keys_of
 
-_SOURCES = ("https://github.com/ggml-org/llama.cpp", "pypi:llama-cpp-python==0.3.30")
+_SOURCES = (model.UPSTREAM, "pypi:llama-cpp-python==0.3.30")
 """Default sources of a pin."""
 
 # -- what tools declare -----------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class LlamaCpp(Strict):
     """Which llama.cpp is built."""
 
     pin: fields.Commit
-    """The full commit id, 40 hex digits; quote it when it could be read as a number."""
+    """The full commit id, 40 hex digits, as `dgxlab pin id b6900` prints it; quote one that could be a number."""
     sources: Many[fields.Source] = Field(default_factory=lambda: list(_SOURCES))
     """Where the pin is looked for, in order: git URLs, clones, sdists as pypi:llama-cpp-python==0.3.30."""
 

@@ -43,7 +43,16 @@ def test_every_command_is_there() -> None:
     assert [" ".join(path) for path in LEAVES] == [
         *("run", "ab", "noise", "gate", "plan", "report", "jobs", "attach", "cancel", "logs"),
         *("import", "export", "verdict", "bytes", "doctor", "schema", "session reject"),
-        *("patch list", "patch check", "patch refresh", "patch export", "host add", "host trust", "host list"),
+        *(
+            "patch list",
+            "patch check",
+            "patch refresh",
+            "patch export",
+            "pin id",
+            "host add",
+            "host trust",
+            "host list",
+        ),
         *("host check", "host clean", "db check", "db text", "db merge", "db rebuild"),
     ]
 
@@ -63,7 +72,7 @@ def test_help_has_an_example_that_parses(path: tuple[str, ...], dgxlab: Any) -> 
 
 
 def test_summaries_fit_their_line_and_no_arguments_show_them(dgxlab: Any) -> None:
-    for group in ((), ("patch",), ("db",), ("host",), ("session",)):
+    for group in ((), ("patch",), ("pin",), ("db",), ("host",), ("session",)):
         assert "..." not in dgxlab(*group, "--help").out.split("Commands:")[1]
     ran: Ran = dgxlab()
     assert ran.rc == 2

@@ -1,4 +1,4 @@
-"""`dgxlab patch list`, `check`, `refresh`, `export`, from the first edit in a checkout to a measured arm."""
+"""`dgxlab patch list`, `check`, `refresh`, `export` and `pin id`, from the first edit to a measured arm."""
 
 from pathlib import Path
 
@@ -49,3 +49,17 @@ def test_series_becomes_a_measured_arm(series: Project) -> None:
     (listed,) = series.json("patch", "list")
     ran = series.ok("run", series.spec("more", "extends: toy.yaml\nseries: [more]\n"))
     assert ran.out.count(f"series more@{listed['digest'][:12]}") == 1
+
+
+def test_a_name_becomes_a_line_for_a_spec(project: Project) -> None:
+    """By the sources that this project's specs name; a spec that is being edited is passed."""
+    project.spec("broken", "llama_cpp: [")
+    ran = project.ok("pin", "id", "main")
+    assert ran.out == f"pin: {project.machine.later}  # main\n"
+    assert "left out: " in ran.err
+    assert project.json("pin", "id", "main") == {"name": "main", "pin": project.machine.later}
+
+
+def test_a_pin_that_is_a_name_says_how_to_find_its_id(project: Project) -> None:
+    ran = project.run("patch", "check", "--pin", "main")
+    assert (ran.rc, ran.next) == (9, "dgxlab pin id main")
