@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 
 AGAIN = "run the same command again"
 """A value of `next`, perhaps followed by " with OPTION"; `cli` prints the command that the user typed instead."""
@@ -40,6 +41,11 @@ def command(*words: object) -> str:
     """Return a command to type, with each word quoted for the shell; a leading ~/ still means the home folder."""
     texts = [str(word) for word in words]
     return " ".join(f"~/{shlex.quote(t[2:])}" if t.startswith("~/") and len(t) > 2 else shlex.quote(t) for t in texts)
+
+
+def install(requirement: str) -> str:
+    """Return the command that installs a package where this program runs."""
+    return command(sys.executable, "-m", "pip", "install", requirement)
 
 
 class DgxlabError(Exception):

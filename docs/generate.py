@@ -7,10 +7,15 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from dgxlab import served
+from dgxlab.store import Store
+from dgxlab.store.schema import VIEWS
 
 ROOT = Path(__file__).parent.parent
 SCHEMA = json.loads((ROOT / "schema" / "experiment.schema.json").read_text())
@@ -77,6 +82,17 @@ def _types(schema: Mapping[str, Any]) -> Iterator[str]:
         yield f"list of {' or '.join(dict.fromkeys(_types(schema['items'])))}"
     elif isinstance(kind := schema.get("type"), str):
         yield {"object": "map", "string": "text", "boolean": "true or false"}.get(kind, kind)
+
+
+def tables() -> str:
+    """Return a markdown table of the record's tables and views: what one row is, and the key."""
+    rows = ["| table or view | one row is | key |", "| --- | --- | --- |"]
+    with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder) / "results.db") as store:
+        for name, text in served.tables().items():
+            found = store.rows("SELECT name FROM pragma_table_info(?) WHERE pk ORDER BY pk", (name,))
+            key = VIEWS.get(name) or [row["name"] for row in found]
+            rows.append(f"| `{name}` | {text} | {', '.join(f'`{column}`' for column in key)} |")
+    return "\n".join(rows)
 
 
 def layers() -> str:

@@ -42,7 +42,7 @@ app = App(
 )
 for _command in (
     *(run.run, run.ab, run.noise, run.gate, run.plan, report.report, jobs.jobs, jobs.attach, jobs.cancel, jobs.logs),
-    *(record.import_, record.export, verdict.verdict, traffic.bytes_, host.doctor, schema),
+    *(record.import_, record.export, record.serve_record, verdict.verdict, traffic.bytes_, host.doctor, schema),
 ):
     app.add(_command)
 for _name, _group in {

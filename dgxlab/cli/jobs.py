@@ -31,7 +31,7 @@ def jobs(
     workspace: Workspace,
     out: Out,
 ) -> None:
-    """List the jobs of the host and the record; finish unfinished ones.
+    """List jobs of the host and the record, and finish them.
 
     Example: dgxlab jobs
     """
@@ -67,7 +67,7 @@ def jobs(
 
 
 def attach(job: JobArgument, host: _WhereOption = None, *, workspace: Workspace, out: Out) -> None:
-    """Follow a job from where the record ends, record it, and report.
+    """Follow a job from where the record ends, and report.
 
     Example: dgxlab attach 20261120-120301-quickstart-3f2a9c
     """

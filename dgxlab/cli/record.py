@@ -1,4 +1,4 @@
-"""dgxlab import, export, db: import into the record, export from it, check, merge and rebuild it."""
+"""dgxlab import, export, serve-record, db: into the record, out of it, and its upkeep."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def import_(
     workspace: Workspace,
     out: Out,
 ) -> None:
-    """Import a tool's output from elsewhere, exactly or not at all.
+    """Import a tool's output from elsewhere, whole or not at all.
 
     Example: dgxlab import --tool test-backend-ops perf.log.gz
     """
@@ -97,6 +97,21 @@ def export(
         lines += [f"  {commit}  {', '.join(arms)}" for commit, arms in each.builds.items()]
     written = [{"tool": each.tool, "rows": len(each.rows), "builds": each.builds} for each in tables]
     out.result({"file": str(file), "tools": written}, "\n".join(lines))
+
+
+def serve_record(
+    port: int = Option(8001, min=0, max=65535, help="On this port of the loopback; 0: any free one."),
+    *,
+    workspace: Workspace,
+    out: Out,
+) -> None:
+    """Serve the record to a browser here, read-only, until Ctrl-C.
+
+    Example: dgxlab serve-record
+    """
+    from dgxlab import served
+
+    served.serve(workspace.database, port, lambda address: out.result({"address": address}, address))
 
 
 @app.add

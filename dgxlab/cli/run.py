@@ -83,7 +83,7 @@ def run(
     workspace: Workspace,
     out: Out,
 ) -> None:
-    """Build, gate and measure whatever is not up to date, and report.
+    """Build, gate and measure what is not up to date, and report.
 
     Example: dgxlab run experiments/cpu/quickstart.yaml
     """
@@ -136,7 +136,7 @@ def noise(
     workspace: Workspace,
     out: Out,
 ) -> None:
-    """Measure an experiment against itself: the host's noise floor.
+    """Measure an experiment against itself: the noise floor.
 
     Screens, promotion and `plan --effect` use the noise floor of each cell.
 

@@ -31,7 +31,7 @@ def verdict(
     *,
     out: Out,
 ) -> None:
-    """Judge A/B chains: faster, slower, same, inconclusive, invalid.
+    """Judge chains: faster, slower, same, inconclusive, invalid.
 
     A line is {"a": [k + 1 baselines], "b": [k candidates], "better": "higher" or "lower"}, with "name", "drift_limit",
     "noise", "noise_cycles" (of the A/A sessions behind it), "cycles" (planned), "burn_in" (baselines before the first),

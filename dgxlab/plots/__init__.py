@@ -12,7 +12,6 @@ import io
 import itertools
 import math
 import shlex
-import sys
 import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dgxlab import units
-from dgxlab.errors import UsageError
+from dgxlab.errors import UsageError, install
 from dgxlab.report import Number, Provenance, Report, Table
 
 if TYPE_CHECKING:
@@ -75,16 +74,15 @@ def new(height: float) -> Iterator[Figure]:
 
     Raises UsageError if matplotlib is missing or does not load.
     """
-    install = f"{sys.executable} -m pip install '{FLOOR}'"
     try:
         from matplotlib import style
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         message = f"pictures are drawn with matplotlib, and there is no module {error.name}"
-        raise UsageError(message, next=install) from None
+        raise UsageError(message, next=install(FLOOR)) from None
     except ImportError as error:
         message = f"matplotlib is installed and does not load: {error}"
-        raise UsageError(message, next=f"{install} --force-reinstall") from error
+        raise UsageError(message, next=f"{install(FLOOR)} --force-reinstall") from error
     with style.context(["default", LOOK]):
         yield Figure(figsize=(WIDTH, height), dpi=DPI, facecolor=PAPER, layout="constrained")
 

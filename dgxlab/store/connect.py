@@ -114,10 +114,15 @@ def open_existing(path: Path, *, immutable: bool = False) -> sqlite3.Connection:
         raise SpecError(f"{path} is on a {unsafe}: move it to a local disk", next="df -hl")
     uri = f"{path.absolute().as_uri()}?mode={'ro&immutable=1' if immutable or on_read_only(path) else 'rw'}"
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_S)
+    prepare(connection)
+    return connection
+
+
+def prepare(connection: sqlite3.Connection) -> None:
+    """Give a connection our SQL functions; views and triggers of another program get plain SQL only."""
     add_functions(connection)
     if _json_is_safe():
-        connection.execute("PRAGMA trusted_schema = OFF")  # views and triggers of another program get plain SQL only
-    return connection
+        connection.execute("PRAGMA trusted_schema = OFF")
 
 
 def on_network(path: Path) -> str | None:

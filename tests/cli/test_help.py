@@ -42,17 +42,9 @@ def parse(command: Any, args: list[str], parent: Any = None) -> list[str]:
 def test_every_command_is_there() -> None:
     assert [" ".join(path) for path in LEAVES] == [
         *("run", "ab", "noise", "gate", "plan", "report", "jobs", "attach", "cancel", "logs"),
-        *("import", "export", "verdict", "bytes", "doctor", "schema", "session reject"),
-        *(
-            "patch list",
-            "patch check",
-            "patch refresh",
-            "patch export",
-            "pin id",
-            "host add",
-            "host trust",
-            "host list",
-        ),
+        *("import", "export", "serve-record", "verdict", "bytes", "doctor", "schema", "session reject"),
+        *("patch list", "patch check", "patch refresh", "patch export", "pin id"),
+        *("host add", "host trust", "host list"),
         *("host check", "host clean", "db check", "db text", "db merge", "db rebuild"),
     ]
 

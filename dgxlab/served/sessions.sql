@@ -1,0 +1,10 @@
+-- Sessions
+-- Newest first, with the number of runs that count.
+SELECT substr(job_id, -6) AS session, datetime(intent_at, 'unixepoch') AS begun,
+       datetime(finished_at, 'unixepoch') AS ended,
+       round((finished_at - intent_at) / 60, 1) AS minutes, kind, name, host, state,
+       (SELECT sum(status = 'valid') || ' of ' || count(*) FROM runs WHERE runs.job_id = jobs.job_id) AS runs,
+       reason AS rejected, error
+FROM jobs LEFT JOIN rejections USING (job_id)
+WHERE :name = '' OR name = :name
+ORDER BY intent_at DESC, job_id DESC
