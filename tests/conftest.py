@@ -29,7 +29,6 @@ CACHE = Path(os.environ.get("DGXLAB_TEST_CACHE") or Path.home() / ".cache" / "dg
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --no-skips."""
     parser.addoption("--no-skips", action="store_true", help="a skip is a failure, except of a test that needs a GPU")
 
 
@@ -58,7 +57,6 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    """An empty store."""
     with Store.open(tmp_path / "results.db") as opened:
         yield opened
 
@@ -98,7 +96,6 @@ def _loopback_only(connect: Callable[..., None]) -> Callable[..., None]:
 
 @pytest.fixture(scope="session")
 def pin_cache() -> PinCache:
-    """The real pin, from the package index the first time."""
     cache = PinCache(CACHE / "llama.cpp.git")
     try:
         cache.ensure(PIN, ["pypi:llama-cpp-python==0.3.30"], lambda note: None)
@@ -130,8 +127,6 @@ class Bench:
 
 @pytest.fixture(scope="session")
 def make_bench(pin_cache: PinCache, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Bench]:
-    """Make benches that share the pins and builds, each with a new record."""
-
     def make() -> Bench:
         root = CACHE / "host"
         folder = tmp_path_factory.mktemp("record")

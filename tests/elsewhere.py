@@ -8,7 +8,6 @@ from dgxlab.store import Store
 
 
 def an_import(content: bytes = b"n=1: 2.5 us\n", *, name: str = "log.txt", at: float = 5.0) -> dict[str, Any]:
-    """Return the row of an imported file."""
     sha256 = hashlib.sha256(content).hexdigest()
     of_content = {"import_id": sha256[:16], "sha256": sha256, "size": len(content), "content": zlib.compress(content)}
     fields = {"tool": "harness", "format": "jsonl", "provenance": "{}", "notes": "[]"}

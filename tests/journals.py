@@ -25,7 +25,6 @@ T0 = 1_763_640_000.0
 
 
 def experiment(name: str = "toy", path: str = "/lab/toy.yaml") -> Experiment:
-    """Return a small experiment."""
     return Experiment(
         name=name,
         pin=PIN,
@@ -39,14 +38,12 @@ def experiment(name: str = "toy", path: str = "/lab/toy.yaml") -> Experiment:
 
 
 def source(series: Sequence[str] = (), tree: str = "", *, dirty: bool = False) -> Source:
-    """Return the pin with these series applied."""
     tree = tree or digest(["tree", *series], 40)
     refs = tuple(SeriesRef(name, digest(name)) for name in series)
     return Source(PIN, tree, digest(["commit", tree, *series], 40) if series else PIN, refs, dirty)
 
 
 def arm(name: str = "toy", made_from: Source | None = None) -> Arm:
-    """Return an arm on the CPU backend."""
     return Arm(name, made_from or source(), {"GGML_CUDA": "OFF"}, targets=("llama-bench",))
 
 
@@ -100,12 +97,10 @@ def session_plan(
 
 
 def cell(n: int = 512) -> Cell:
-    """Return the llama-bench cell `pp<n>`."""
     return Cell("llama-bench", f"pp{n}", {"n_prompt": n, "n_gen": 0}, {"repetitions": 5})
 
 
 def facts(host_id: str = "host-a", hostname: str = "box") -> Facts:
-    """Return what the agent says of a host."""
     return Facts(host_id, hostname, f"boot-of-{host_id}", TOOLCHAIN, {"cpu": "a real one", "mem_total_mib": 7936})
 
 
@@ -115,7 +110,6 @@ def device(host_id: str = "host-a") -> str:
 
 
 def env_digest(env: Mapping[str, str]) -> str:
-    """Return the digest that a run's environment gets."""
     return digest(env, 16)
 
 
@@ -145,13 +139,11 @@ class Journal:
         self._position = 0
 
     def add(self, event: str, changes: Mapping[str, Any] | None = None, /, **fields: Any) -> Journal:
-        """Write any event with its fields and changes of them, a second after the one before."""
         seq = len(self.events)
         self.events.append({"seq": seq, "t": self.t + seq, "event": event, **to_json({**fields, **(changes or {})})})
         return self
 
     def job(self) -> Journal:
-        """The agent begins."""
         return self.add(
             "job",
             job_id=self.plan.job_id,
@@ -163,7 +155,6 @@ class Journal:
         )
 
     def build(self, name: str = "toy", *, reused: bool = False, **changes: Any) -> Journal:
-        """An arm has its build."""
         arm = self.plan.arm(name)
         return self.add(
             "build",
@@ -183,7 +174,6 @@ class Journal:
         )
 
     def model(self, **changes: Any) -> Journal:
-        """The synthetic model is there."""
         return self.add(
             "model",
             changes,
@@ -308,29 +298,24 @@ class Journal:
         return self
 
     def built(self) -> Journal:
-        """The agent has begun, every arm has its build and the model is there."""
         self.job()
         for arm in self.plan.arms:
             self.build(arm.name)
         return self.model()
 
     def gates(self, **failing: int) -> Journal:
-        """Every arm was gated; of those named only so many cases passed."""
         for arm in self.plan.arms:
             self.gate(failing.get(arm.name, 1103), arm=arm.name)
         return self
 
     def end(self, status: str = "done", exit_code: int = 0) -> Journal:
-        """The job is over."""
         return self.add("end", status=status, exit_code=exit_code)
 
     def build_id(self, name: str = "toy") -> str:
-        """Return the identity of an arm's build."""
         arm = self.plan.arm(name)
         return build_id(arm.source, arm.cmake, self.host.toolchain)
 
     def lines(self) -> list[bytes]:
-        """Return the journal as lines with their newline."""
         return [json.dumps(event, separators=(",", ":")).encode() + b"\n" for event in self.events]
 
     def text(self) -> bytes:
@@ -347,7 +332,6 @@ def result(of: Cell, samples: Sequence[float]) -> CellResult:
 
 
 def raw(name: str) -> dict[str, Any]:
-    """Return the record of a raw file that is kept."""
     return {"path": f"raw/{name}", "sha256": digest(name), "size": 100}
 
 
@@ -380,7 +364,6 @@ def compared(
 
 
 def intend(store: Store, journal: Journal) -> None:
-    """Record the intent that a journal's job needs."""
     store.intend(journal.plan, "local", "0.1.0")
 
 

@@ -48,7 +48,6 @@ echo "Build cuda_{version}.r{version}/compiler.36424714_0"
 
 
 def script(path: Path, text: str) -> Path:
-    """Make a program of this text, and its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     path.chmod(0o755)
@@ -97,7 +96,6 @@ def broken_driver(folder: Path) -> None:
 
 
 def nvcc(folder: Path, version: str) -> None:
-    """Add an nvcc of this version."""
     script(folder / "nvcc", NVCC.format(version=version))
 
 
@@ -107,7 +105,6 @@ def ccache(folder: Path) -> None:
 
 
 def age(path: Path, days: float) -> None:
-    """Make a file, or a folder with all that is in it, as old as that."""
     then = time.time() - days * 86400
     for each in (*path.rglob("*"), path):
         os.utime(each, (then, then), follow_symlinks=False)

@@ -39,7 +39,6 @@ LLAMA = {
 
 
 def git(where: Path, *args: str, env: Mapping[str, str] | None = None, input: bytes | None = None) -> str:
-    """Run git in a folder as Ann and return its stdout."""
     ran = subprocess.run(
         ["git", "-C", str(where), *args],
         env={**os.environ, **IDENTITY, **(env or {})},
@@ -52,7 +51,6 @@ def git(where: Path, *args: str, env: Mapping[str, str] | None = None, input: by
 
 
 def write(where: Path, files: Mapping[str, str | bytes | None]) -> None:
-    """Write files below a folder; None removes one."""
     for name, content in files.items():
         path = where / name
         if content is None:
@@ -68,7 +66,6 @@ def commit(
     message: str = "a change",
     env: Mapping[str, str] | None = None,
 ) -> str:
-    """Commit files and return the commit."""
     write(where, files)
     git(where, "add", "--all", env=env)
     git(where, "commit", "--quiet", "--allow-empty", "--cleanup=verbatim", "-m", message, env=env)
@@ -76,7 +73,6 @@ def commit(
 
 
 def upstream(where: Path, files: Mapping[str, str | bytes | None] = LLAMA) -> str:
-    """Make a repository with one commit and return that."""
     git(where.parent, "init", "--quiet", "--initial-branch=main", str(where))
     return commit(where, files, "the start")
 
@@ -87,7 +83,7 @@ def patch_text(where: Path, revision: str = "HEAD") -> bytes:
 
 
 def quiet(line: str) -> None:
-    """Take progress and say nothing."""
+    pass
 
 
 def cache_of(path: Path, source: Path, *pins: str) -> PinCache:

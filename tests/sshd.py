@@ -177,7 +177,6 @@ def agent(folder: Path, *keys: Path) -> Iterator[Path]:
 
 
 def _become_ordinary(folder: Path) -> list[str]:
-    """Give the folder to the ordinary user and return what runs a program as that user."""
     passwd = folder / "passwd"
     line = f"{ORDINARY}:x:{ORDINARY_UID}:{ORDINARY_UID}::{folder}/home:/bin/sh\n"
     passwd.write_text(Path("/etc/passwd").read_text() + line)
@@ -205,7 +204,6 @@ def _wait(folder: Path, port: int, child: subprocess.Popen[bytes]) -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return a process's descendants, nearest first."""
     parents: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, IndexError):

@@ -33,7 +33,6 @@ def shell(text: str) -> str:
 
 
 def commands(text: str) -> list[list[str]]:
-    """Return the dgxlab command lines in shell text, as words behind `dgxlab`."""
     lines = re.findall(r"(?m)^\s*(?:\$ |\S*/)?dgxlab (.*)$", text)
     return [shlex.split(line, comments=True) for line in lines]
 

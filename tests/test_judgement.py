@@ -46,7 +46,6 @@ SLIGHTLY = (103.0, 104.0, 103.0, 104.0, 103.0, 104.0)  # 3 % faster than A
 
 
 def floor(sigma: float, cycles: int = 8, of: Cell | None = None) -> NoiseFloor:
-    """Return a noise floor of the cell that chains have."""
     return NoiseFloor((of or cell()).key, "avg_ts", sigma, cycles, "an-older-job")
 
 
@@ -66,7 +65,6 @@ def read(store: Store, journal: Journal) -> list[Judged]:
 
 
 def only(store: Store, journal: Journal) -> Judged:
-    """Return the only verdict of a journal."""
     (judged,) = read(store, journal)
     return judged
 
@@ -81,7 +79,6 @@ def held(a: Values = A, b: Values = FASTER, end: str = "done", *, step: ChainSte
 
 
 def failed(journal: Journal, error: str) -> Journal:
-    """Return a journal whose job failed."""
     journal.add("error", exit_code=8, message=error, next="", details="")
     return journal.end("failed", 8)
 
@@ -122,7 +119,6 @@ def three_chains() -> Journal:
 
 
 def no_burn_in() -> Journal:
-    """The baseline cannot run."""
     journal = begun(STEP).place(STEP, BURN_IN, 1, None).place(STEP, BURN_IN, 2, None)
     return failed(journal, "chain:1, burn-in 2 failed")
 
@@ -136,7 +132,6 @@ def gate_after(status: str, **counts: int) -> Journal:
 
 
 def gate_before() -> Journal:
-    """The chain was never begun."""
     return Journal(session_plan(JOB, chain_step())).built().gates(patched=1102).end("failed", 5)
 
 

@@ -30,7 +30,6 @@ def noisy(source: random.Random, effect: float = 0.0, sigma: float = 0.006, k: i
 
 
 def inverse(chain: Chain) -> Chain:
-    """Return the times of a chain of throughputs."""
     return Chain([1 / value for value in chain.a if value], [1 / value for value in chain.b if value], better="lower")
 
 

@@ -296,7 +296,6 @@ GGUF = b"GGUF\x03" + bytes(59)
 
 
 def make_repository(folder: Path, files: Mapping[str, str] = FILES) -> str:
-    """Make the toy a git repository and return its commit."""
     return repos.upstream(folder, files)
 
 
@@ -319,28 +318,23 @@ def experiment(repository: Path, pin: str, root: Path, **changes: object) -> Exp
 
 
 def parity(total: int = 4, **changes: object) -> ParityGate:
-    """Return the toy's parity gate."""
     return ParityGate("MUL_MAT", "CPU", Expectation(total, total), 1, **changes)  # type: ignore[arg-type]
 
 
 def backend_ops(**changes: object) -> BackendOpsBench:
-    """Return a backend-ops entry with two cells."""
     where = {"type_a": ("q4_0",), "m": (4096,), "k": (14336,), "n": (8, 512)}
     return BackendOpsBench(**{"op": "MUL_MAT", "backend": "CPU", "where": where, **changes})  # type: ignore[arg-type]
 
 
 def llama_bench(**changes: object) -> LlamaBench:
-    """Return a llama-bench entry with three cells."""
     return LlamaBench(**{"model": "m", "n_prompt": (16, 32), "n_gen": (4,), **changes})  # type: ignore[arg-type]
 
 
 def batched_bench(**changes: object) -> BatchedBench:
-    """Return a batched-bench entry with three cells."""
     return BatchedBench(**{"model": "m", "npp": (16,), "ntg": (4,), "npl": (1, 2, 4), **changes})  # type: ignore[arg-type]
 
 
 def serve(**changes: object) -> ServeBench:
-    """Return a serve entry with two cells."""
     env = {"TOY_SERVER": str(Path(__file__).parent / "tools" / "server.py"), **changes.pop("env", {})}  # type: ignore[dict-item]
     sizes = {"n_prompt": (16,), "n_gen": (160,), "streams": (1, 2), "repetitions": 1, "env": env}
     return ServeBench(**{"model": "m", **sizes, **changes})  # type: ignore[arg-type]

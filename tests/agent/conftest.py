@@ -17,14 +17,12 @@ FACTS = Facts("h", "host", "b", TOOLCHAIN, {"gpus": []})
 
 @pytest.fixture
 def root(tmp_path: Path) -> Root:
-    """An empty root."""
     empty = Root(tmp_path / "root")
     empty.create()
     return empty
 
 
 def workplace(folder: Path) -> tuple[Job, Root]:
-    """Return the job J and its root."""
     job = Job(folder / "jobs" / "J")
     job.raw.mkdir(parents=True)
     return job, Root(folder)

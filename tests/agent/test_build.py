@@ -47,7 +47,6 @@ def wrapped(folder: Path) -> None:
 
 
 def edited(folder: Path) -> None:
-    """Change a byte of a library in place and set its times back."""
     path = folder / "bin" / LIBRARY
     before = path.stat()
     with path.open("r+b") as file:

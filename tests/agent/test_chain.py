@@ -65,10 +65,9 @@ class World(Workbench):
             self.journal.close()
 
     def progress(self, step: str, done: int, total: int, note: str) -> None:
-        """Tell nothing."""
+        pass
 
     def hold(self) -> float:
-        """Have the processor, as if after a while."""
         self.holds += 1
         return super().hold() + self.waits.get(self.holds, 0.0)
 
@@ -110,19 +109,16 @@ class World(Workbench):
     # -- samplers, of a temperature that no machine here has
 
     def start(self) -> None:
-        """Begin."""
+        pass
 
     def temperature(self) -> float | None:
-        """Return that of the hottest device."""
         return self.warm()
 
     def now(self) -> dict[str, dict[str, float]]:
-        """Return what was sampled last."""
         seen = self.warm()
         return {} if seen is None else {"GPU-1": {"temperature.gpu": seen}, "GPU-2": {"temperature.gpu": seen - 2}}
 
     def of(self, kind: type[E]) -> list[E]:
-        """Return the journal's events of a kind."""
         return [event for event in read(self.journal.path) if isinstance(event, kind)]
 
     @property

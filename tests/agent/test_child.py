@@ -38,7 +38,6 @@ def wait_until(seen: Callable[[], object], patience_s: float = 30.0) -> None:
 
 
 def wait_for_text(path: Path) -> str:
-    """Wait until a file has some text, and return it."""
     wait_until(lambda: path.exists() and path.read_text())
     return path.read_text()
 

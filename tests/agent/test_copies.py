@@ -45,7 +45,6 @@ FIRST, SECOND = "GPU-f2000000-0000-0000-0000-000000000007", "GPU-f2000000-0000-0
 
 @pytest.fixture
 def driver(tmp_path: Path) -> Path:
-    """A folder with a libcuda.so.1."""
     folder = tmp_path / "driver"
     folder.mkdir()
     (folder / "cuda.c").write_text(DRIVER)

@@ -11,7 +11,6 @@ from dgxlab.agent.environment import Settings, absent, base_env, measured_env, s
 
 
 def given(monkeypatch: pytest.MonkeyPatch, root: Path | None = None, **host: object) -> None:
-    """Say what hosts.yaml says."""
     monkeypatch.setenv("DGXLAB_HOST", json.dumps(host))
     if root:
         monkeypatch.setenv("DGXLAB_ROOT", str(root))

@@ -82,7 +82,6 @@ def test_a_gate_on_a_full_disk_blames_the_disk(
 
 
 def wheel(files: Mapping[str, str], mode: int = 0o755) -> bytes:
-    """Return a zip; every file has the same mode."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, text in files.items():
@@ -100,7 +99,6 @@ def take(root: Root, content: bytes = TOY, sha256: str = "") -> None:
 
 
 def tools(root: Root) -> dict[str, int]:
-    """Return every file under tools with its mode."""
     files = (path for path in root.tools.rglob("*") if path.is_file())
     return {str(path.relative_to(root.tools)): stat.S_IMODE(path.stat().st_mode) for path in files}
 

@@ -40,13 +40,11 @@ def full(root: Root) -> Root:
 
 
 def staged(folder: Path) -> None:
-    """Give a job's folder its agent and the digests of what was staged."""
     (folder / "agent.pyz").write_bytes(b"PK")
     (folder / "MANIFEST").write_text(json.dumps({name: sha256(folder / name) for name in ("plan.json", "agent.pyz")}))
 
 
 def named(root: Root, *wanted: str) -> list[tuple[str, str, float]]:
-    """Return things as they are asked for; all of them when none is named."""
     items = [item for item in inventory(root) if not wanted or item.name in wanted]
     return [(item.kind, item.name, item.used) for item in items]
 

@@ -100,7 +100,6 @@ def test_neither_sent_nor_written(root: Root, launch: Launcher) -> None:
 
 
 def derive(root: Root, launch: Launcher, source: bytes = F16, **changes: object) -> ModelEvent:
-    """Make a model from a file by `cp`."""
     file = root.path / "source.gguf"
     file.write_bytes(source)
     how = DerivedModel(FileModel(str(file)), **{"quant": "F16", **changes})  # type: ignore[arg-type]

@@ -38,7 +38,6 @@ def stop(running: Sampler) -> None:
 
 
 def agent(folder: Path) -> Path:
-    """Return the agent's file."""
     path = folder / "agent.pyz"
     path.write_bytes(bundle().packed())
     return path

@@ -21,7 +21,6 @@ IMPORT = "cdb2fd7a8f38c5ee"
 
 @pytest.fixture(scope="module")
 def shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """The shipped record as it is."""
     path = Path(shutil.copy(PROJECT / "results.db", tmp_path_factory.mktemp("shipped")))
     with Store.open(path) as store:
         yield store
@@ -69,7 +68,6 @@ def disarm(store: Store) -> list[str]:
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """A piece of the shipped record that anything can be done to."""
     path = cut(Path(shutil.copy(PROJECT / "results.db", tmp_path_factory.mktemp("piece"))))
     with Store.open(path) as store:
         disarm(store)

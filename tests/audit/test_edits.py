@@ -35,7 +35,6 @@ def test_the_shipped_record_is_sound(shipped: Store) -> None:
 
 
 def tables(store: Store) -> list[str]:
-    """Return the tables of a record."""
     rows = store.rows("SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name")
     return [row["name"] for row in rows if row["name"] not in UNCHECKED]
 

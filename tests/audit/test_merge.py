@@ -27,7 +27,6 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def copies(sides: tuple[Path, Path], folder: Path, edit: str = "") -> tuple[Path, Path]:
-    """Return copies of both, the second one edited and sealed anew."""
     first, second = (Path(shutil.copy(path, folder)) for path in sides)
     with Store.open(second) as store:
         if edit:

@@ -48,8 +48,6 @@ class Machine:
 
 @dataclass(frozen=True)
 class Ran:
-    """How a command ended."""
-
     rc: int
     out: str
     err: str
@@ -75,13 +73,11 @@ class Project:
     run: Callable[..., Ran]  # runs `dgxlab ARGS` in this process, through its real entry point
 
     def ok(self, *args: object) -> Ran:
-        """Run a command that ends well."""
         ran = self.run(*args)
         assert ran.rc == 0, ran.err
         return ran
 
     def json(self, *args: object) -> Any:
-        """Return a command's result."""
         return json.loads(self.run(*args, "--format", "json").out)
 
     @property
@@ -143,8 +139,6 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 
 @pytest.fixture
 def dgxlab(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
-    """Run the program in this process."""
-
     def run(*args: object) -> Ran:
         monkeypatch.setattr(sys, "argv", ["dgxlab", *map(str, args)])
         capfd.readouterr()
@@ -157,7 +151,6 @@ def dgxlab(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -
 
 
 def new_project(machine: Machine, folder: Path, run: Callable[..., Ran]) -> Project:
-    """Make a project with the toy's experiment."""
     (folder / "patches").mkdir(parents=True)
     (folder / "experiments").mkdir()
     (folder / MARKER).touch()

@@ -19,7 +19,6 @@ TOY = "experiments/toy.yaml"
 
 
 def sessions(database: Path) -> list[str]:
-    """Return the ids of all sessions in a database that is sound."""
     store = Store.open(database)
     try:
         assert check(store) == []

@@ -11,7 +11,6 @@ from tests.cli.conftest import Project, Ran
 
 
 def told(ran: Ran) -> dict[str, str]:
-    """Return each finding of the human form, `state text`, by `machine name`; what mends it follows after a newline."""
     findings: dict[str, str] = {}
     where = key = ""
     for line in ran.out.splitlines():

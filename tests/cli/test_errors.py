@@ -12,7 +12,6 @@ NOWHERE = "2" * 39 + "a"
 
 
 def refused(ran: Ran, rc: int, *words: str) -> None:
-    """Check the form that every error has."""
     assert ran.rc == rc, ran.err
     assert "Traceback" not in ran.err
     assert [word for word in words if word not in ran.error] == []

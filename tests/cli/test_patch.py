@@ -9,7 +9,6 @@ from tests.cli.conftest import Project
 
 @pytest.fixture
 def series(project: Project, tmp_path: Path) -> Project:
-    """A project with a series made from a checkout's uncommitted change."""
     checkout = project.checkout(tmp_path / "llama.cpp")
     source = checkout / "ggml" / "ggml.c"
     source.write_text(source.read_text() + "int more(void) { return 1; }\n")

@@ -207,7 +207,8 @@ def test_pages_of_sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dgxl
     assert dgxlab("report", "--check", plan, "--db", record).out == f"plan.md:1: {page} is stale\n"
 
     sql = """SELECT job_id FROM jobs LEFT JOIN rejections USING (job_id)
-             WHERE kind IN ('ab', 'noise', 'screen') AND state != 'running' AND reason IS NULL ORDER BY job_id"""
+             WHERE kind IN ('ab', 'noise', 'screen') AND state NOT IN ('running', 'lost') AND reason IS NULL
+             ORDER BY job_id"""
     with sqlite3.connect(record) as db:
         *others, rejected = [job_id for (job_id,) in db.execute(sql) if not job_id.endswith("001c80")]
         db.execute("INSERT INTO rejections (job_id, reason, at) VALUES (?, 'a trial', 0)", (rejected,))

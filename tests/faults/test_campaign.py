@@ -16,7 +16,6 @@ from faults.fault import Broken, Fault
 
 @contextmanager
 def nowhere() -> Iterator[list[int]]:
-    """Give a place that counts its trials."""
     yield []
 
 
@@ -31,7 +30,6 @@ def dice(place: list[int], random: Random) -> str:
 
 
 def idle(place: list[int], random: Random) -> str:
-    """Take longer than allowed."""
     time.sleep(5)
     return "never"
 

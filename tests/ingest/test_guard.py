@@ -29,7 +29,6 @@ def begun(*gpus: str, cuda: str = "ON", **model: Any) -> Journal:
 
 
 def run_of(journal: Journal, *results: tuple[Cell, CellResult], **changes: Any) -> Journal:
-    """Add a run of these cells."""
     fields = {"tool": results[0][0].tool, "model_id": model_id(WIDE), **changes}
     cells = {cell.key: cell for cell, _ in results}
     return journal.run(cells=cells, results=[result for _, result in results], **fields)
@@ -46,7 +45,6 @@ def op(metrics: Mapping[str, float], **raw: Any) -> tuple[Cell, CellResult]:
 
 
 def speeds(value: float, n: int = 512, n_gen: int = 0) -> tuple[Cell, CellResult]:
-    """Return a test of llama-bench and what a run said of it, its cold repetition left out."""
     cell = Cell("llama-bench", f"pp{n}" if n else f"tg{n_gen}", {"n_prompt": n, "n_gen": n_gen})
     return cell, CellResult(cell.key, (Measurement(cell.key, "avg_ts", "t/s", (value / 2, value)),), {})
 

@@ -39,7 +39,6 @@ JOB = "20261120-120000-toy-1"
 
 
 def measured(store: Store, journal: Journal) -> list[events.Event]:
-    """Put a journal's job and all its lines into the store."""
     intend(store, journal)
     return ingest(store, journal.plan.job_id, journal.lines())
 
@@ -229,7 +228,6 @@ def changed(change: Callable[[dict[str, Any]], object], number: int = 4) -> Jour
 
 
 def sample(value: Any) -> Journal:
-    """Return a whole journal whose first sample is `value`."""
     return changed(lambda event: event["results"][0]["measurements"][0].update(samples=[value]))
 
 

@@ -22,7 +22,6 @@ Fresh = Callable[[Path], Store]
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Fresh:
-    """Make stores that know the jobs and none of their lines."""
     template = tmp_path_factory.mktemp("template") / "results.db"
     with Store.open(template) as store:
         intend(store, JOURNAL)

@@ -39,7 +39,6 @@ def ggml(llama_bin: Path, kind: str, blocks: np.ndarray, count: int) -> np.ndarr
 
 
 def reference(host: Path, kind: str, blocks: np.ndarray) -> np.ndarray:
-    """Return the reference's weights as doubles."""
     ran = subprocess.run([host, kind], input=blocks.tobytes(), capture_output=True, check=True)
     return np.frombuffer(ran.stdout, np.float64)
 
@@ -80,7 +79,6 @@ def compile_host(kernels: Path, out: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the program made of the kernels as they are."""
     return compile_host(KERNELS, tmp_path_factory.mktemp("host") / "host")
 
 

@@ -42,7 +42,6 @@ INSTRUCTIONS = {
 
 
 def translate(source: str) -> str:
-    """Return CUDA source as C++ for the emulator."""
     for instruction, call in INSTRUCTIONS.items():
         source = re.sub(instruction, call, source, flags=re.DOTALL)
     return LAUNCH.sub(r"emulate([&] { \1(\3); }, \2);", source)

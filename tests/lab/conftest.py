@@ -28,7 +28,7 @@ Event = dict[str, Any]
 
 
 def quiet(event: Any) -> None:
-    """Watch nothing."""
+    pass
 
 
 def leave_at_a_run(event: Any) -> None:
@@ -48,8 +48,6 @@ def notes(events: list[Event], word: str) -> list[str]:
 
 @dataclass
 class ToyLab:
-    """One record and one host."""
-
     lab: Lab
     host: Host
     root: Path
@@ -94,7 +92,6 @@ class ToyLab:
         return run(self.lab, Request(kind, experiment or self.experiment(), **options), watch), events
 
     def run_well(self, *args: Any, **options: Any) -> tuple[Outcome, list[Event]]:
-        """Run it, and see that nothing went wrong."""
         outcome, events = self.run(*args, **options)
         assert outcome.error is None, outcome.error
         return outcome, events
@@ -116,7 +113,6 @@ class ToyLab:
         return job
 
     def wait_for(self, job_id: str, text: str) -> None:
-        """Wait until a job's journal says something."""
         journal = self.root / "jobs" / job_id / "journal.jsonl"
         deadline = time.monotonic() + 30
         while text not in (journal.read_text() if journal.exists() else ""):
@@ -131,7 +127,6 @@ class ToyLab:
         return status
 
     def kill(self, job_id: str) -> None:
-        """Kill a job's agent."""
         os.kill(json.loads((self.root / "jobs" / job_id / "started").read_text())["pid"], signal.SIGKILL)
 
     def values(self) -> dict[str, float]:

@@ -61,8 +61,6 @@ Box = Callable[..., AbstractContextManager[tuple[ToyLab, Proxy]]]
 
 @pytest.fixture
 def box(make_toy_lab: Callable[..., ToyLab], tmp_path: Path, bare_python: str) -> Box:
-    """Run sshds, each with a lab whose host it is, the network between them, and the bare Python."""
-
     @contextmanager
     def make(path: Path | None = None) -> Iterator[tuple[ToyLab, Proxy]]:
         key = tmp_path / "home" / ".ssh" / "id_ed25519"

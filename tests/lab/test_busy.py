@@ -54,7 +54,6 @@ class Gpus:
         return lock
 
     def locks(self) -> set[int]:
-        """Return which GPUs' locks are held now."""
         held = set()
         for number, uuid in enumerate(self.uuids):
             lock = BenchLock(uuid)

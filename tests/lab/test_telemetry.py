@@ -34,8 +34,6 @@ def uuids() -> Iterator[list[str]]:
 
 @pytest.fixture
 def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Put an nvidia-smi on PATH."""
-
     def make(*args: Any, **options: Any) -> Path:
         folder = tmp_path / "smi"
         machines.sampled(folder, *args, **options)

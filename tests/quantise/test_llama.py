@@ -36,7 +36,6 @@ Make = Callable[[SyntheticModel, DerivedModel], ModelEvent]
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[SyntheticModel, bytes]:
-    """The files that models are made from, written once."""
     contents = {}
     for recipe in (MOE, DENSE, NARROW):
         file = tmp_path_factory.mktemp("source") / "f16.gguf"

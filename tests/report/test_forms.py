@@ -48,13 +48,11 @@ def by(effect: float) -> Any:
 
 
 def step(store: Store, name: str, job_id: str, **changes: Any) -> Session:
-    """Begin a session of one step of the kernel, a series of its own."""
     experiment = h200(name=name, series=(name,), bench=BENCH, **changes)
     return Session(store, experiment, job_id, tree=source([name]), host=MACHINE)
 
 
 def compared(store: Store, name: str, job_id: str, effect: float, hypothesis: str, kind: str = "ab") -> Session:
-    """Hold a session of one step against stock."""
     changes = {"name": name, "hypothesis": hypothesis}
     session = session_of_two(store, job_id, kind=kind, noise=0.004, candidate=changes, host=MACHINE, bench=BENCH)
     session = session.build().gates().chains(by(effect))

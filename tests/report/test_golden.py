@@ -22,7 +22,6 @@ A, B, C = "20261120-103000-h200-a", "20261120-114500-h200-b", "20261120-120000-h
 
 
 def _whole(store: Store) -> str:
-    """Return a session where all went well, from a series."""
     whole(store, A, tree=source(["backend-ops-shapes", "w4a16"]))
     return render(collect(store, "h200"))
 
@@ -99,20 +98,17 @@ def _compared(store: Store) -> str:
 
 
 def _wide(store: Store) -> str:
-    """Return all of the same session."""
     _compared(store)
     return render(collect(store, "h200-vs-w4a16"), wide=True)
 
 
 def _screened(store: Store) -> str:
-    """Return a screen that drops an idea."""
     session = session_of_two(store, A, kind="screen", noise=0.004).build().gates()
     session.chains(lambda step, role, cycle: 900.0 + cycle if role == CANDIDATE else 1000.0 + cycle).end()
     return render(collect(store, job_id=A))
 
 
 def _noise(store: Store) -> str:
-    """Return an A/A session."""
     session = session_of_two(store, A, kind="noise", bench=(h200().bench[1],)).build().gates()
     session.chains(lambda step, role, cycle: 1000.0 + 3 * (cycle % 3) - 2 * (role == CANDIDATE)).gates(after=True).end()
     return render(collect(store, job_id=A))

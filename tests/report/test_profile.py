@@ -32,7 +32,6 @@ BENCH = ProfileBench("q4k", (128,), (4,), (1, 32), phase=("decode",))
 def profiled(
     store: Store, name: str, job_id: str, kernels: Mapping[str, int], early: int = 0, **changes: Any
 ) -> Session:
-    """Record an experiment in whose every pass these kernels ran, half of the time in each of two launches."""
     experiment = h200(**{"name": name, "bench": (BENCH,), "gates": (), "root": str(PROJECT), **changes})
     session = Session(store, experiment, job_id, tree=source([name]))
     twice = {kernel: [ns // 2, ns - ns // 2] for kernel, ns in kernels.items()}

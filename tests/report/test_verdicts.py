@@ -41,7 +41,6 @@ def by(effect: float, of: float = 1000.0) -> object:
 
 
 def held(store: Store, effect: float = 1.1, job_id: str = A, **changes: object) -> Session:
-    """Hold a whole session on single stream."""
     session = session_of_two(store, job_id, **{"bench": STREAM, **changes}).build().gates()
     return session.chains(by(effect)).gates(after=True).end()
 

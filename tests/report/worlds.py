@@ -123,12 +123,10 @@ def numbers(value: float = 100.0, samples: int = 1) -> Tool:
 
 
 def fails(reason: str, status: str = "failed") -> Callable[[RunStep], tuple[str, str]]:
-    """Return the status and reason of a run that does not count."""
     return lambda step: (status, reason)
 
 
 def valid(step: RunStep) -> tuple[str, str]:
-    """Return the status of a run that counts."""
     return "valid", ""
 
 
@@ -278,16 +276,13 @@ class Session:
         }
 
     def end(self, status: str = "done", exit_code: int = 0) -> Session:
-        """The job is over and the store has all of it."""
         self.journal.end(status, exit_code)
         return self.save()
 
     def save(self) -> Session:
-        """The store has all that was written so far."""
         ingest(self.store, self.plan.job_id, self.journal.lines())
         return self
 
 
 def whole(store: Store, job_id: str = "20261120-103000-h200-a", **options: Any) -> Session:
-    """Play the whole H200 session."""
     return Session(store, options.pop("experiment", h200()), job_id, **options).build().gates().runs().end()

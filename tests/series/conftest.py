@@ -16,41 +16,32 @@ from tests.repos import GGML_C, cache_of, commit, git, patch_text, quiet, upstre
 
 @dataclass
 class Project:
-    """A project at `root`, and beside it a clone of the toy at the pin."""
-
     root: Path
     clone: Path
     cache: PinCache
     pin: str
 
     def patch(self, files: Mapping[str, str | bytes | None], message: str = "a change", **options: str) -> bytes:
-        """Commit files in the clone on top of what is there and return that as a patch."""
         commit(self.clone, files, message, env=options)
         return patch_text(self.clone)
 
     def back(self) -> None:
-        """Put the clone back to the pin, as it was."""
         git(self.clone, "reset", "--quiet", "--hard", self.pin)
         git(self.clone, "clean", "-ffdxq")
 
     def series(self, name: str, patches: Mapping[str, bytes], *extra: str) -> None:
-        """Write a series: patches, and more lines of its series file."""
         write_series(self.root, name, patches, extra)
 
     def read(self, name: str) -> Series:
-        """Read a series."""
         return series.read(self.root, name)
 
     def apply(self, *names: str, pin: str = "") -> Source:
-        """Apply series by name."""
         return series.apply(self.cache, pin or self.pin, [self.read(name) for name in names])
 
     def content(self, source: Source, path: str) -> str:
-        """Return a file of a source."""
         return self.cache.git.read("cat-file", "blob", f"{source.commit}:{path}").decode()
 
     def files(self, name: str) -> dict[str, bytes]:
-        """Return the files in a series' folder."""
         return {path.name: path.read_bytes() for path in sorted((self.root / "patches" / name).iterdir())}
 
     def new_pin(self, files: Mapping[str, str | bytes | None], message: str = "upstream moves") -> str:
@@ -83,7 +74,6 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def project(template: Path, tmp_path: Path) -> Project:
-    """A project without series."""
     shutil.copytree(template, tmp_path, dirs_exist_ok=True, symlinks=True)
     cache = PinCache(tmp_path / "cache")
     return Project(tmp_path / "project", tmp_path / "clone", cache, *cache.pins())

@@ -8,7 +8,6 @@ from tests.series.conftest import Project, twice
 
 
 def check(project: Project, name: str = "shout", pin: str = "") -> list[str]:
-    """Check a series of the project."""
     return series.check(project.root, name, project.cache, pin or project.pin)
 
 

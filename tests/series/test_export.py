@@ -14,7 +14,6 @@ from tests.series.test_tree import state
 
 
 def export(project: Project, name: str = "mine", message: str = "") -> Series:
-    """Export the project's clone."""
     return series.export(project.root, name, project.cache, project.pin, project.clone, message)
 
 

@@ -12,7 +12,6 @@ from tests.series.conftest import Project, starts_twice, twice
 
 
 def refresh(project: Project, pin: str, name: str = "pair") -> list[str]:
-    """Refresh a series of the project."""
     return series.refresh(project.root, name, project.cache, pin)
 
 

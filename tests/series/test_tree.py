@@ -15,7 +15,6 @@ from tests.series.conftest import Project, twice
 
 
 def apply_tree(project: Project, checkout: Path | None = None) -> Source:
-    """Take the project's clone as it is."""
     return series.apply_tree(project.cache, project.pin, checkout or project.clone)
 
 
@@ -29,7 +28,6 @@ def state(checkout: Path) -> dict[str, tuple[int, int, bytes]]:
 
 
 def names(project: Project, source: Source) -> set[str]:
-    """Return the files of a source."""
     return set(project.cache.git.run("ls-tree", "-r", "--name-only", source.commit).splitlines())
 
 

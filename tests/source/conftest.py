@@ -9,5 +9,4 @@ from dgxlab.source import PinCache
 
 @pytest.fixture
 def cache(tmp_path: Path) -> PinCache:
-    """A cache that does not exist yet."""
     return PinCache(tmp_path / "cache" / "llama.cpp.git")

@@ -55,7 +55,6 @@ def clone(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def pin(clone: Path) -> str:
-    """The middle commit."""
     return git(clone, "rev-parse", "HEAD~1")
 
 
@@ -79,7 +78,6 @@ def daemon(clone: Path) -> Iterator[str]:
 
 
 def content(cache: PinCache, pin: str) -> str:
-    """Return what the cache has in the file that every commit changes."""
     return cache.git.run("cat-file", "blob", f"{pin}:ggml/ggml.c")
 
 

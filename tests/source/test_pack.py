@@ -21,7 +21,6 @@ def host(path: Path, pin: str) -> Path:
 
 
 def receive(path: Path, pack: bytes) -> None:
-    """Take a pack as a host does."""
     git(path, "index-pack", "--stdin", "--fix-thin", input=pack)
 
 

@@ -10,7 +10,6 @@ from dgxlab.spec import yaml_file
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give the test an empty current folder."""
     here = tmp_path / "specs"
     here.mkdir()
     monkeypatch.chdir(here)

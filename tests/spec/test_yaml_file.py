@@ -34,7 +34,6 @@ UNITS = [
 
 
 def value_of(text: str) -> object:
-    """Return what the loader makes of one value."""
     tree = plain(read_file(write(f"a: {text}\n"), "x.yaml"))
     return tree["a"]
 

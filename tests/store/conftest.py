@@ -20,13 +20,11 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(folder: Path) -> Iterator[Store]:
-    """An empty store in a folder of its own."""
     with Store.open(folder / "results.db") as opened:
         yield opened
 
 
 def measured(store: Store, *journals: Journal) -> Journal:
-    """Put the jobs of journals, and all of their lines, into a store; return the last journal."""
     for journal in journals:
         intend(store, journal)
         ingest(store, journal.plan.job_id, journal.lines())

@@ -19,7 +19,6 @@ TENS = 10
 
 
 def main(path: Path, step: int) -> None:
-    """Open a database."""
     worked = 0
 
     def count() -> int:

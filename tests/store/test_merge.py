@@ -147,7 +147,6 @@ def test_counts_and_continuing(folder: Path) -> None:
 
 
 def conflicting(folder: Path, *journals: Journal) -> list[Path]:
-    """Make a database of each journal."""
     paths = [folder / f"{number}.db" for number, _ in enumerate(journals)]
     for path, journal in zip(paths, journals, strict=True):
         with Store.open(path) as store:
@@ -156,7 +155,6 @@ def conflicting(folder: Path, *journals: Journal) -> list[Path]:
 
 
 def begun(**build: Any) -> Journal:
-    """Return the beginning of a journal, up to where it measures."""
     return Journal(plan("job-1")).job().build(**build).model()
 
 

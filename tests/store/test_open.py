@@ -25,7 +25,6 @@ from tests.store.conftest import measured
 
 
 def filled(path: Path) -> Path:
-    """Make a database with one job in it."""
     with Store.open(path) as store:
         measured(store, whole("job-1"))
     return path

@@ -12,7 +12,6 @@ from tests.store.conftest import measured
 
 
 def told(store: Store) -> list[str]:
-    """Return what is wrong with the seals of a store."""
     return list(broken(store.connection))
 
 

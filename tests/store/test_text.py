@@ -13,7 +13,6 @@ from tests.store.conftest import measured
 
 
 def record(path: Path, *jobs: str) -> Path:
-    """Make a record with these sessions."""
     with Store.open(path) as store:
         measured(store, *map(compared, jobs))
     return path

@@ -19,12 +19,10 @@ ENDLESS = 400  # runs in a journal that a writer has not finished when it is kil
 
 
 def journal(job_id: str, runs: int) -> Journal:
-    """Return the journal that the writer of a job ingests."""
     return whole(job_id, runs, SAMPLES)
 
 
 def start(path: Path, job_id: str, runs: int, seed: int) -> "subprocess.Popen[str]":
-    """Start a writer."""
     argv = [sys.executable, "-m", "tests.store.writer", str(path), job_id, str(runs), str(seed)]
     return subprocess.Popen(argv, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

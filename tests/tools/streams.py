@@ -11,7 +11,6 @@ STEP_US = 2000
 
 
 def stream(first_us: int, pp: int = 16, tg: int = 100, step_us: int = STEP_US, **changes: Any) -> dict[str, Any]:
-    """Return one stream, whose first token comes `first_us` after its request."""
     end = {"stop": "limit", "prompt": pp, "cached": 0, "ms": (tg - 1) * step_us / 1e3}
     whole = {"sent_us": 10, "status": 200, "end": end}
     return {**whole, "at_us": [first_us, *[step_us] * (tg - 1)], "tokens": [1] * tg, **changes}

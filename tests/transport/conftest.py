@@ -27,8 +27,6 @@ Reach = Callable[..., SshTransport]
 
 @dataclass(frozen=True)
 class Keys:
-    """The key that the servers let in."""
-
     private: Path
     authorized: Path
 
@@ -151,6 +149,5 @@ def project(
 
 
 def dgxlab(project: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    """Run the program as a user does."""
     argv = [sys.executable, "-m", "dgxlab", *args]
     return subprocess.run(argv, cwd=project, env=os.environ, capture_output=True, text=True, check=False, timeout=120)

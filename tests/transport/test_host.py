@@ -240,7 +240,6 @@ def test_nothing_runs_where_others_may_write(tmp_path: Path, name: str) -> None:
 
 
 def for_ever(piece: bytes) -> Iterator[bytes]:
-    """Say the same again and again."""
     while True:
         yield piece
 

@@ -41,7 +41,6 @@ def run(transport: SshTransport, *argv: str, **options: object) -> bytes:
 
 
 def failure(transport: SshTransport, script: str, **options: object) -> tuple[int, str]:
-    """Run a script that fails; returns its status and stderr."""
     with pytest.raises(CommandFailed) as caught:
         run(transport, "sh", "-c", script, **options)
     return caught.value.rc, caught.value.stderr

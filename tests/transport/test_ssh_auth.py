@@ -45,7 +45,6 @@ def offer(known: Client, server: Sshd, tmp_path: Path) -> Iterator[Offer]:
 
 
 def refused(transport: SshTransport) -> str:
-    """Return the sentence about a host that does not let us in."""
     error = denied(transport, "does not let")
     assert error.next == "ssh -o BatchMode=yes box true"
     return error.message

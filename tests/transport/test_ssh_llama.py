@@ -42,7 +42,6 @@ def dgx(tmp_path: Path, client: Client, keys: Keys) -> Iterator[Sshd]:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """A clone as `make demo` leaves it, with the pin in the cache."""
     folder = tmp_path / "clone"
     folder.mkdir()
     for part in ("experiments", "patches", "schema"):
@@ -112,7 +111,6 @@ def wait_for(job: Path, event: str, count: int = 1, **fields: str) -> None:
 
 
 def events(job: Path) -> list[dict[str, Any]]:
-    """Return what a job's journal says so far."""
     journal = job / "journal.jsonl"
     text = journal.read_text() if journal.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]

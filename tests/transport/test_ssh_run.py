@@ -32,7 +32,6 @@ bench:
 
 @pytest.fixture
 def project(tmp_path: Path, client: Client, server: Sshd) -> Path:
-    """A project with a toy experiment and a hosts.yaml that names the server."""
     folder = tmp_path / "project"
     for part in ("patches", "experiments"):
         (folder / part).mkdir(parents=True)
@@ -123,7 +122,6 @@ exec(code)' "$@"
 
 @pytest.fixture
 def bare_project(tmp_path: Path, client: Client) -> Path:
-    """A project whose hosts.yaml names `box`."""
     folder = tmp_path / "project"
     (folder / "patches").mkdir(parents=True)
     (folder / "hosts.yaml").write_text("box: {ssh: box}\n")
