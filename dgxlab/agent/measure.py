@@ -16,10 +16,9 @@ from dgxlab.agent import child
 from dgxlab.agent.boot import sync
 from dgxlab.agent.environment import Root, measured_env
 from dgxlab.agent.facts import cpus
-from dgxlab.agent.files import full_disk, scratch_folder, sha256, tail
+from dgxlab.agent.files import Journal, full_disk, scratch_folder, sha256, tail
 from dgxlab.agent.inventory import hold
 from dgxlab.agent.job import Job
-from dgxlab.agent.journal import Journal
 from dgxlab.agent.lease import DeviceLease
 from dgxlab.agent.processors import Watch, pinned
 from dgxlab.agent.telemetry import Telemetry

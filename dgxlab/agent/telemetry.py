@@ -25,8 +25,8 @@ from dgxlab.agent import child
 from dgxlab.agent.conditions import Conditions, DeviceSample, number
 from dgxlab.agent.environment import ask, base_env
 from dgxlab.agent.facts import PERIOD_S, boot_id, condition
+from dgxlab.agent.files import whole_lines
 from dgxlab.agent.gpus import BASIC, HELP, choose, compute_processes, parse_gpus, query, sampling
-from dgxlab.agent.journal import whole_lines
 from dgxlab.agent.processors import Contention
 from dgxlab.model.events import HOST
 

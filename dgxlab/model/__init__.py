@@ -6,7 +6,6 @@ experiments, `plan` makes plans from them, `agent` runs plans and makes results.
 
 from dgxlab.model.checks import *
 from dgxlab.model.experiment import *
-from dgxlab.model.host import *
 from dgxlab.model.plan import *
 from dgxlab.model.result import *
 from dgxlab.model.wire import *

@@ -14,7 +14,7 @@ from dgxlab.report.evidence import Evidence, Measured
 from dgxlab.report.records import Column, Number, Page, Row, Table, Value, grouped
 from dgxlab.report.tables import flags, origin_of
 from dgxlab.tools import BY_FORM
-from dgxlab.tools.kernel_groups import OTHER, group_of, short
+from dgxlab.tools.profile_files import OTHER, group_of, short
 
 if TYPE_CHECKING:
     from dgxlab.store import Store

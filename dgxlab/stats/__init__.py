@@ -3,5 +3,4 @@
 from dgxlab.stats.chain import *
 from dgxlab.stats.distributions import *
 from dgxlab.stats.precision import *
-from dgxlab.stats.reasons import *
 from dgxlab.stats.verdict import *

@@ -13,10 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dgxlab.stats import precision
-from dgxlab.stats.chain import SCREEN_DRIFT_LIMIT, STEPS, Chain, cycles_needed
+from dgxlab.stats.chain import SCREEN_DRIFT_LIMIT, STEPS, Chain, VerdictCode, VerdictReason, cycles_needed
 from dgxlab.stats.distributions import t_quantile, t_tail
 from dgxlab.stats.precision import ALPHA, MOST_CYCLES, NO_SPREAD, POWER, share
-from dgxlab.stats.reasons import VerdictCode, VerdictReason
 
 VERDICTS = ("faster", "slower", "same", "inconclusive", "invalid")
 SAME_ALPHA = 0.05  # error of a claim of same: two one-sided tests, for one cell a 90 % interval

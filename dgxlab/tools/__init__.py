@@ -6,7 +6,7 @@ A new tool is a module with a TOOL, listed in TOOLS below.
 tool      classes that declare a tool, and code that several tools share
 rows      strict parsing of the rows that a tool prints
 reading   imported files: their encodings and formats, and the parsed rows
-profile   kernel times under a tracer; kernel_groups has the rules for kernels' names
+profile   kernel times under a tracer; profile_files has the rules for kernels' names
 parity    the gate of test-backend-ops, with its own parser
 load      the client of llama-server, which runs on the host
 """

@@ -15,8 +15,7 @@ from dgxlab.model import Cell, CellResult, Measurement, Param
 from dgxlab.tools import batched_bench, profile_files
 from dgxlab.tools.batched_bench import BatchedBench
 from dgxlab.tools.harness import kernel_files
-from dgxlab.tools.kernel_groups import short
-from dgxlab.tools.profile_files import ALL, UNITS, Durations, samples, summary
+from dgxlab.tools.profile_files import ALL, UNITS, Durations, samples, short, summary
 from dgxlab.tools.reading import whole
 from dgxlab.tools.rows import Columns, Parsed, Refused, json_rows, match_rows
 from dgxlab.tools.tool import Keep, Launch, Tool, key

@@ -21,7 +21,7 @@ BENCH, CELLS = two_cells(2), 4
 EDITS: Mapping[str, tuple[str, str, str]] = {
     "another agent": ("__init__.py", "__version__ = ", "__version__ = '9.' "),
     "new events": (
-        "agent/journal.py",
+        "agent/files.py",
         "        self._seq += 1\n",
         "        self._seq += 1\n"
         "        hint = {'seq': self._seq, 't': 0.0, 'event': 'hint', 'of': event.event}\n"

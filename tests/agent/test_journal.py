@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dgxlab.agent.journal import Journal, whole_lines
+from dgxlab.agent.files import Journal, whole_lines
 from dgxlab.model.events import EndEvent, LockEvent, NoteEvent
 from tests.journals import read
 

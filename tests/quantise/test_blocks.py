@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dgxlab.gguf_header import BLOCKS
-from dgxlab.quantise.blocks import DECODED, weights
+from dgxlab.quantise.fidelity import DECODED, weights
 
 SCALES = {"Q4_0": 1, "Q8_0": 1, "IQ4_NL": 1, "IQ4_XS": 1, "Q4_K": 2, "Q5_K": 2}
 """Halves at the beginning of a block; Q6_K has one at the end."""

@@ -18,7 +18,7 @@ from dgxlab.errors import RemoteError, SpecError
 from dgxlab.gguf_header import BLOCKS
 from dgxlab.model import DerivedModel, FileModel, ModelStep, ParityGate, SyntheticModel, model_id
 from dgxlab.model.events import ModelEvent
-from dgxlab.quantise.blocks import DECODED, weights
+from dgxlab.quantise.fidelity import DECODED, weights
 from dgxlab.spec import load
 from dgxlab.tools.llama_bench import LlamaBench
 from tests.conftest import PROJECT, Bench

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dgxlab.model import Cell
-from dgxlab.tools.kernel_groups import group_of, short
 from dgxlab.tools.profile import ProfileBench, parse, passes
+from dgxlab.tools.profile_files import group_of, short
 from tests.tools.traces import Kernels, output, tokens, trace
 
 CAPTURED = Path(__file__).resolve().parent.parent / "golden" / "h200" / "trace-toy.txt"
