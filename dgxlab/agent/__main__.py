@@ -119,7 +119,7 @@ def follow(root: str, job_id: str, offset: str) -> None:
         now = job.status()
         running = now.state == "running"  # read before the journal, so that no line is missed
         readable = job.journal.exists() and not now.cause
-        lines = _of("journal").whole_lines(job.journal, at) if readable else b""
+        lines = _of("files").whole_lines(job.journal, at) if readable else b""
         at += len(lines)
         if lines:
             sys.stdout.buffer.write(lines)
