@@ -71,7 +71,8 @@ clean:
 	$(BIN)/python -m pip install --quiet --group lint
 	@touch $@
 
-# what the tests need beside Python: git, a compiler, an sshd to run on the loopback, a python3 for an ordinary user of it
+# what the tests need beside Python: git, a compiler, an sshd to run on the loopback, a python3 for an ordinary user of it,
+# a browser for pages
 .make/packages:
 	@for tool in git g++; do command -v $$tool >/dev/null || { echo "make test needs $$tool: apt-get install git g++" >&2; exit 1; }; done
 	@command -v sshd >/dev/null || test -x /usr/sbin/sshd || { \
@@ -80,4 +81,7 @@ clean:
 	@PATH=/usr/local/bin:/usr/bin:/bin; command -v python3 >/dev/null || { \
 	    test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -qq -y --no-install-recommends python3 >/dev/null; } \
 	    || { echo "make test needs a python3 that every user may run: sudo apt-get install python3" >&2; exit 1; }
+	@command -v chromedriver >/dev/null || { \
+	    test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium-driver >/dev/null; } \
+	    || { echo "make test needs a Chromium: sudo apt-get install chromium-driver" >&2; exit 1; }
 	@mkdir -p .make && touch $@

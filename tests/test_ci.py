@@ -11,7 +11,7 @@ from tests import machines
 from tests.conftest import PROJECT
 
 FIND = "import shutil, sys; print(*filter(shutil.which, sys.argv[1:]))"
-NAMED = ["git", "make", "cc", "c++", "python3", "ssh", "sshd"]
+NAMED = ["git", "make", "cc", "c++", "python3", "ssh", "sshd", "chromium", "chromedriver"]
 
 
 @pytest.mark.slow

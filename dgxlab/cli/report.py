@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from typer import Argument, Option
@@ -41,6 +41,9 @@ def report(  # noqa: PLR0913, PLR0917 - each is an option
         None, help="Published figures with these words, beside a form or alone: 'seed000 MMQ,seed004 vLLM'."
     ),
     plots: Path | None = Option(None, metavar="DIR", help="Draw it too: PNG files in this folder, linked below it."),
+    html: Path | None = Option(
+        None, metavar="FILE", help="Write one page for a browser instead: tables that sort, pictures in it, no network."
+    ),
     sessions: Path | None = Option(
         None,
         metavar="DIR",
@@ -66,33 +69,57 @@ def report(  # noqa: PLR0913, PLR0917 - each is an option
     out.note(workspace.where)
     with workspace.store() as opened:
         if update or check:
-            beside = bool(form or given or plots or sessions or wide or (update and check))
+            beside = bool(form or given or plots or html or sessions or wide or (update and check))
             _documents(opened, named, out, update=update, beside=beside)
-        elif sessions and (form or given or plots):
+        elif sessions and (form or given or plots or html):
             raise UsageError("--sessions writes whole sessions", next="dgxlab report --sessions sessions")
         elif sessions:
             _pages(opened, named, sessions, out)
-        elif plots and (form not in (None, Form.serving) or not named):
+        elif plots and (html or form not in (None, Form.serving) or not named):
             whole = f"dgxlab report {named[0]} --plots {plots}" if named else "dgxlab jobs"
             raise UsageError("--plots draws a whole report, or --form serving", next=whole)
-        elif form:
-            _form(opened, form.value, named, given, out, plots, wide=wide)
-        elif given:
+        elif given and not form:
             raise UsageError(f"--{next(iter(given))} narrows a form", next="dgxlab report --form ops")
         else:
-            _whole(opened, named, out, plots, wide=wide)
+            shown = _form(opened, form.value, named, given, wide) if form else _whole(opened, named, wide)
+            shown.give(out, plots, html)
 
 
-def _form(
-    opened: Store,
-    form: str,
-    named: Sequence[str],
-    given: Mapping[str, str],
-    out: Out,
-    plots: Path | None,
-    *,
-    wide: bool,
-) -> None:
+@dataclass(frozen=True)
+class _Shown:
+    """A report to print, to draw, or to write as a page."""
+
+    value: Any
+    markdown: Callable[[], str]
+    figures: Callable[[], Iterable[tuple[str, Any]]]
+    """Draws its pictures, as matplotlib's figures by name; raises UsageError if there is no matplotlib."""
+
+    def give(self, out: Out, plots: Path | None, html: Path | None) -> None:
+        """Print it, with links to its pictures in the folder `plots`, or write it as the page `html`."""
+        if html:
+            self._page(out, html)
+            return
+        pictures = []
+        if plots:
+            from dgxlab import plots as drawing
+
+            pictures = [drawing.write(figure, plots / f"{name}.png") for name, figure in self.figures()]
+        out.report(self.value, lambda: self.markdown() + _links(pictures))
+
+    def _page(self, out: Out, path: Path) -> None:
+        from dgxlab import plots as drawing
+        from dgxlab.report import html
+
+        pictures = {}
+        try:
+            pictures = {name: drawing.svg(figure) for name, figure in self.figures()}
+        except UsageError as error:  # the tables are worth having without them
+            out.note(f"note: the page has no pictures: {error.message}; next: {error.next}")
+        _write(path, html.document(self.markdown(), path.stem, pictures).encode())
+        out.result({"page": str(path), "pictures": list(pictures)}, f"{path}: written")
+
+
+def _form(opened: Store, form: str, named: Sequence[str], given: Mapping[str, str], wide: bool) -> _Shown:
     from dgxlab import report as reports
 
     words = {"form": form, **_subject(opened, form, named, given), **given}
@@ -102,12 +129,14 @@ def _form(
         error.next = error.next or "dgxlab report --help"
         raise
     page = reports.page(opened, wanted)
-    pictures = []
-    if plots:
+
+    def figures() -> Iterator[tuple[str, Any]]:
         from dgxlab.plots import serving
 
-        pictures = serving.draw(page.tables, plots, "-".join(named))
-    out.report(page, lambda: reports.render_page(page, wide=wide) + _links(pictures))
+        if form == Form.serving:
+            yield "-".join([*named, form]), serving.figure(page.tables)
+
+    return _Shown(page, lambda: reports.render_page(page, wide=wide), figures)
 
 
 def _links(pictures: Iterable[Path]) -> str:
@@ -143,27 +172,26 @@ def _subject(opened: Store, form: str, named: Sequence[str], given: Mapping[str,
     return {key: text for key, text in joined.items() if text}
 
 
-def _whole(opened: Store, named: Sequence[str], out: Out, plots: Path | None, *, wide: bool) -> None:
+def _whole(opened: Store, named: Sequence[str], wide: bool) -> _Shown:
     from dgxlab import report as reports
 
     if not named:
         latest = reports.overview(opened)
-        out.report(latest, lambda: reports.render_overview(latest))
-        return
+        return _Shown(latest, lambda: reports.render_overview(latest), lambda: ())
     if len(named) > 1:
         raise UsageError("several names are side by side in a form", next="dgxlab report --form single-stream")
     session = _session(opened, named[0])
     page = reports.collect(opened, job_id=session) if session else reports.collect(opened, named[0])
-    pictures = []
-    if plots:
+
+    def figures() -> Iterator[tuple[str, Any]]:
         from dgxlab import plots as drawing
         from dgxlab.plots import chains
 
-        stem = session or named[0]
-        pictures = drawing.draw(page, plots, stem)
+        yield from drawing.figures(page, session or named[0])
         if isinstance(page, reports.SessionReport) and page.ended:
-            pictures.append(chains.chain(opened, page.session, plots / f"{stem}.png"))
-    out.report(page, lambda: reports.render(page, wide=wide) + _links(pictures))
+            yield session or page.session, chains.figure(opened, page.session)
+
+    return _Shown(page, lambda: reports.render(page, wide=wide), figures)
 
 
 def _session(opened: Store, name: str) -> str | None:

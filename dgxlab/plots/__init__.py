@@ -1,4 +1,4 @@
-"""PNG pictures for documents: the only module that draws, with matplotlib.
+"""Pictures, PNG for documents and SVG for pages: the only module that draws, with matplotlib.
 
 `draw` takes a report: throughput against the number of sequences or n, and profiles. `chains.chain` takes a session of
 two arms: the value of every run over time, with temperature and clock beneath. The same record gives the same bytes.
@@ -11,6 +11,7 @@ import bisect
 import io
 import itertools
 import math
+import re
 import shlex
 import textwrap
 import warnings
@@ -34,15 +35,18 @@ WRAP = 128  # characters of small text in one line
 TITLE = 80  # characters of a title in one line; a longer title gets a smaller font
 HANDLE = 12  # width of a legend's sample line and the space beside it, in characters
 
-PAPER, INK, FAINT, RULE = "#f4f4f1", "#24292f", "#8c8c88", "#d9d9d4"
-"""The background has a colour, so that a picture reads the same on a light and on a dark page."""
+PAPER, INK, FAINT, RULE, DISCARD = "#f4f4f1", "#24292f", "#8c8c88", "#d9d9d4", "#dcdcd6"
+"""The background has a colour, so that a picture reads the same on a light and on a dark page; DISCARD is that of a
+cycle that does not count."""
 COLOURS = ("#0b62a4", "#c2500a", "#1a7f5a", "#8a3d8f", "#6b5b00", "#333333")
 MARKERS = ("o", "^", "s", "D", "v", "P")
 DASHES = ("-", "--", "-.", ":")  # lines differ in colour, dash and marker, so that colour alone is never needed
 
 LOOK = {
-    "font.family": ["DejaVu Sans"],
+    "font.family": ["DejaVu Sans", "sans-serif"],
     "text.parse_math": False,  # a $ in a name is printed as $
+    "svg.fonttype": "none",
+    "svg.hashsalt": "dgxlab",  # else the names of its parts are other ones each time
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
     **dict.fromkeys(("font.size", "axes.titlesize"), 9.0),
     **dict.fromkeys(("xtick.labelsize", "ytick.labelsize"), 8.0),
@@ -146,21 +150,40 @@ def write(figure: Figure, path: Path) -> Path:
     Raises:
         UsageError: if it cannot be written there.
     """
-    from matplotlib import style
-
-    buffer = io.BytesIO()
-    with style.context(["default", LOOK]), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a box is drawn for it instead
-        figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    content = _saved(figure, format="png", dpi=DPI, metadata={"Software": None})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.part")
-        part.write_bytes(buffer.getvalue())
+        part.write_bytes(content)
         part.replace(path)
     except OSError as error:
         folder = shlex.quote(str(path.parent))
         raise UsageError(f"the picture {path} cannot be written: {error.strerror}", next=f"ls -ld {folder}") from error
     return path
+
+
+def svg(figure: Figure) -> str:
+    """Return a figure as an SVG element for a page, whose style sheet gives its colours: `var(--ink)` and so on.
+
+    Texts stay texts, set in the reader's own font.
+    """
+    about = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    text = _saved(figure, format="svg", metadata=about).decode()
+    colours = dict(zip(COLOURS, (f"curve-{number}" for number in range(1, 7)), strict=True))
+    names = {**colours, PAPER: "paper", INK: "ink", FAINT: "faint", RULE: "rule", DISCARD: "discard", "#ffffff": "page"}
+    return re.sub(
+        r"(?<=: )#[0-9a-f]{6}\b", lambda found: f"var(--{names[found[0]]})" if found[0] in names else found[0], text
+    )[text.index("<svg") :]
+
+
+def _saved(figure: Figure, **how: Any) -> bytes:
+    from matplotlib import style
+
+    buffer = io.BytesIO()
+    with style.context(["default", LOOK]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a box is drawn for it instead
+        figure.savefig(buffer, **how)
+    return buffer.getvalue()
 
 
 # -- the pictures of a report: tables to charts -----------------------------------------------------------------------
@@ -206,29 +229,34 @@ class Chart:
 
 
 def draw(report: Report, folder: Path, stem: str) -> list[Path]:
-    """Write the pictures of a report's tables into a folder, and return their paths.
-
-    They are STEM-concurrency.png, STEM-ops.png, STEM-profile.png and STEM-serving.png; a second of one kind is
-    STEM-ops-2.png. A table with a single number of sequences, or a single n, gets no picture.
+    """Write the `figures` of a report as PNG files into a folder, and return their paths.
 
     Raises:
         UsageError: if there is no matplotlib, or a file cannot be written.
     """
-    written: list[Path] = []
+    return [write(figure, folder / f"{name}.png") for name, figure in figures(report, stem)]
+
+
+def figures(report: Report, stem: str) -> Iterator[tuple[str, Figure]]:
+    """Yield the pictures of a report's tables by name.
+
+    They are STEM-concurrency, STEM-ops, STEM-serving and STEM-profile; a second of one kind is STEM-ops-2. A table with
+    a single number of sequences, or a single n, gets no picture.
+
+    Raises:
+        UsageError: if there is no matplotlib.
+    """
     counts = dict.fromkeys(AXES, 0)
     for chart in charts(report):
         counts[chart.form] += 1
         number = f"-{counts[chart.form]}" if counts[chart.form] > 1 else ""
-        written.append(write(figure(chart), folder / f"{stem}-{chart.form}{number}.png"))
+        yield f"{stem}-{chart.form}{number}", figure(chart)
     if served := [table for table in report.tables if table.form == "serving"]:
-        from dgxlab.plots import serving
+        from dgxlab.plots import serving  # needs this module's parts
 
-        written += serving.draw(served, folder, stem)
+        yield f"{stem}-serving", serving.figure(served)
     if steps := [table for table in report.tables if table.form == "profile"]:
-        from dgxlab.plots import bars  # needs this module's parts
-
-        written.append(write(bars(steps), folder / f"{stem}-profile.png"))
-    return written
+        yield f"{stem}-profile", bars(steps)
 
 
 def charts(report: Report) -> list[Chart]:

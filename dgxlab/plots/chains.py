@@ -33,8 +33,6 @@ STYLES = {
     BURN_IN: (plots.FAINT, "s", 4.0),
 }
 """Colour, marker and its size, by role."""
-DISCARD = "#dcdcd6"
-"""Background of a cycle that does not count."""
 VALUES, CONDITION = 1.45, 0.98  # heights of panels in inches, with title
 TITLES, LABEL = 104, 75
 """Characters that fit above a panel, and how many of them its name may take; a longer name gets a smaller font."""
@@ -192,7 +190,7 @@ def _values(axes: Axes, metric: str, points: Sequence[Point], judged: Judged | N
     for cycle in sorted(judged.verdict.flaws) if judged else ():
         runs = ((BASELINE, cycle - 1), (CANDIDATE, cycle), (BASELINE, cycle))
         if times := [point.at for point in points if (point.role, point.cycle) in runs]:
-            axes.axvspan(min(times), max(times), color=DISCARD, linewidth=0, zorder=0.5)
+            axes.axvspan(min(times), max(times), color=plots.DISCARD, linewidth=0, zorder=0.5)
     baselines = ((at, value) for point, at, value in there if point.role == BASELINE)
     plot(baselines, color=STYLES[BASELINE][0], linewidth=0.7, alpha=0.6, label="_drift", zorder=2)
     means = {BASELINE: judged.baseline, CANDIDATE: judged.candidate} if judged else {}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dgxlab import units
-from dgxlab.plots import COLOURS, DASHES, HEIGHT, MARKERS, label, new, write
+from dgxlab.plots import COLOURS, DASHES, HEIGHT, MARKERS, label, new
 from dgxlab.report import Number, Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LATENCIES = {"itl_p50_ms": "Between tokens, ITL p50", "ttft_p50_ms": "To the first token, TTFT p50"}
 """The panels: the metric of the x axis, and the title."""
@@ -24,8 +26,8 @@ class Point(NamedTuple):
     streams: str
 
 
-def draw(tables: Sequence[Table], folder: Path, stem: str) -> list[Path]:
-    """Write STEM-serving.png; raises UsageError if there is no matplotlib, or the file cannot be written."""
+def figure(tables: Sequence[Table]) -> Figure:
+    """Draw the tables of servers, a panel for each of LATENCIES; raises UsageError if there is no matplotlib."""
     throughput = units.metric(THROUGHPUT)
     with new(HEIGHT) as figure:
         for place, (metric, title) in enumerate(LATENCIES.items(), 1):
@@ -46,7 +48,7 @@ def draw(tables: Sequence[Table], folder: Path, stem: str) -> list[Path]:
             table.provenance for table in tables
         ]
         label(figure, "Throughput against latency", [*settings, "numbers: streams at once"], origins)
-    return [write(figure, folder / f"{stem}-serving.png")]
+    return figure
 
 
 def curves(tables: Sequence[Table], metric: str) -> Iterator[tuple[str, list[Point]]]:

@@ -44,6 +44,27 @@ def test_alone_it_shows_the_latest_of_everything(measured: Project) -> None:
     assert [table["title"] for table in twin["tables"]] == ["Sessions", "Gates"]
 
 
+def test_a_page_for_a_browser(measured: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = measured.run("report", "toy", "--html", "pages/toy.html")
+    assert (ran.rc, ran.out, ran.err) == (0, "pages/toy.html: written\n", measured.where)
+    page = Path("pages/toy.html").read_text()
+    assert re.findall(r"<title>(.*)</title>", page) == ["Experiment toy"]
+    assert page.count("<svg ") == 2
+    twin = measured.json("report", "toy", "--html", "pages/toy.html")
+    assert twin == {"page": "pages/toy.html", "pictures": ["toy-ops", "toy-concurrency"]}
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    plain = measured.run("report", "--form", "ops", "--html", "ops.html")
+    assert (plain.rc, plain.err) == (0, measured.where)
+    assert "<title>ops</title>" in Path("ops.html").read_text()
+    without = measured.run("report", "toy", "--html", "toy.html")
+    assert without.rc == 0
+    assert "note: the page has no pictures: pictures are drawn with matplotlib" in without.err
+    assert Path("toy.html").read_text().count("<table>") == page.count("<table>") > 3
+    (measured.folder / "file").touch()
+    refused = measured.run("report", "--html", "file/below.html")
+    assert (refused.rc, refused.error) == (9, "file/below.html cannot be written: File exists")
+
+
 def test_one_form(measured: Project) -> None:
     ops = measured.run("report", "--form", "ops")
     assert (ops.rc, ops.err) == (0, measured.where)
@@ -68,6 +89,9 @@ def test_one_form(measured: Project) -> None:
         ("--plots x", "--plots draws a whole report"),
         ("toy --form ops --plots x", "--plots draws a whole report"),
         ("--form ops --sessions x", "--sessions writes whole sessions"),
+        ("toy --html x --sessions y", "--sessions writes whole sessions"),
+        ("toy --html x --plots y", "--plots draws a whole report"),
+        ("--check plan.md --html x", "--check takes documents and nothing else"),
         ("--update", "--update needs a document"),
         ("--check plan.md --form ops", "--check takes documents and nothing else"),
         ("--check --update plan.md", "--update takes documents and nothing else"),

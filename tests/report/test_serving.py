@@ -11,7 +11,7 @@ import pytest
 from dgxlab.cli.report import Form
 from dgxlab.errors import UsageError
 from dgxlab.model import CellResult, RunStep, SyntheticModel
-from dgxlab.plots import serving
+from dgxlab.plots import serving, write
 from dgxlab.report import Number, collect, page, query, render_page
 from dgxlab.store import Store
 from dgxlab.tools import BENCHES, BatchedBench, ServeBench
@@ -83,5 +83,4 @@ def test_the_picture_has_a_curve_for_each_arm(store: Store, tmp_path: Path) -> N
         "plain": [(2.0, pytest.approx(500.0), "1"), (2.0, pytest.approx(2000.0), "4")],
         "patched": [(1.6, pytest.approx(625.0), "1"), (1.6, pytest.approx(2500.0), "4")],
     }
-    (path,) = serving.draw(tables, tmp_path, "both")
-    assert path.read_bytes().startswith(b"\x89PNG")
+    assert write(serving.figure(tables), tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
