@@ -51,6 +51,13 @@ def is_marked(folder: Path) -> bool:
     return (folder / MARKER).is_file()
 
 
+def or_init(next: str) -> str:
+    """Return an error's `next` command, which is `dgxlab init` in a folder with nothing of a project."""
+    here = root()
+    parts = (MARKER, "patches", "experiments", "results.db")
+    return next if any((here / part).exists() for part in parts) else "dgxlab init"
+
+
 def user_folder(variable: str, default: str) -> Path:
     """Return a folder for the user's files: $VARIABLE/dgxlab, or ~/DEFAULT/dgxlab if the variable is no absolute path.
 

@@ -21,6 +21,7 @@ SMI = """#!/bin/sh
 case "$*" in
     --version) cat {versions} ;;
     --query-gpu=index,uuid,name,driver_version,compute_cap,memory.total*) echo "{row}" ;;
+    --query-gpu=compute_cap*) echo 9.0 ;;
     --query-compute-apps=gpu_uuid,pid,process_name,used_memory*) {processes} ;;
     *) echo "nvidia-smi was asked something new: $*" >&2; exit 2 ;;
 esac

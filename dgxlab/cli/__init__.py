@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 from typer import Option
 
-from dgxlab.cli import host, jobs, patch, pin, record, report, run, traffic, verdict
+from dgxlab.cli import host, jobs, new, patch, pin, record, report, run, traffic, verdict
 from dgxlab.cli._app import App, DbOption
 from dgxlab.cli._out import Format, FormatOption, Out, QuietOption, show_error
 from dgxlab.errors import AGAIN, DgxlabError, Interrupted, UsageError, command
@@ -38,15 +38,17 @@ app = App(
     name="dgxlab",
     pretty_exceptions_enable=False,
     add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["--help", "-h"]},
 )
 for _command in (
+    new.init,
     *(run.run, run.ab, run.noise, run.gate, run.plan, report.report, jobs.jobs, jobs.attach, jobs.cancel, jobs.logs),
     *(record.import_, record.export, record.serve_record, verdict.verdict, traffic.bytes_, host.doctor, schema),
 ):
     app.add(_command)
 for _name, _group in {
     "session": jobs.app,
+    "new": new.app,
     "patch": patch.app,
     "pin": pin.app,
     "host": host.app,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
@@ -17,7 +16,7 @@ import typer
 from typer import Argument, Option
 
 from dgxlab.errors import SpecError, command
-from dgxlab.project import MARKER, is_marked, root, spec_at, specs, user_folder
+from dgxlab.project import MARKER, is_marked, or_init, root, spec_at, specs, user_folder
 
 if TYPE_CHECKING:
     from dgxlab.lab import Lab
@@ -128,12 +127,12 @@ def experiment(spec: str, overrides: Sequence[str] | None = None, host: str | No
     """Read a spec by its path, or by its name below experiments/; SpecError with the command that checks it again."""
     from dgxlab.spec import load
 
-    path = _spec_file(spec)
+    path = find_spec(spec)
     try:
         return load(path, overrides or (), host)
     except SpecError as error:
-        words = ["dgxlab", "plan", str(path)] if path.is_file() else ["ls", str(path.parent)]
-        error.next = error.next or shlex.join(words)
+        mend = command("dgxlab", "plan", path) if path.is_file() else or_init(command("ls", path.parent))
+        error.next = error.next or mend
         raise
 
 
@@ -148,7 +147,7 @@ def readable_experiments(note: Callable[[str], None]) -> list[Experiment]:
     return read
 
 
-def _spec_file(spec: str) -> Path:
+def find_spec(spec: str) -> Path:
     path = Path(spec)
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1 or path.is_file():
         return spec_at(path)
@@ -163,7 +162,7 @@ def _spec_file(spec: str) -> Path:
         return path
     folder = label(root() / "experiments")
     near = "".join(f"; there is {name!r}" for name in difflib.get_close_matches(spec, known, n=1))
-    raise SpecError(f"{folder} has no experiment {spec!r}{near}", next=command("ls", "-R", folder))
+    raise SpecError(f"{folder} has no experiment {spec!r}{near}", next=or_init(command("ls", "-R", folder)))
 
 
 def hosts_files() -> tuple[Path, Path]:

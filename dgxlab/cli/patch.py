@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +11,7 @@ from typer import Argument, Option
 from dgxlab import project
 from dgxlab.cli._app import App, TrustSourceOption, readable_experiments
 from dgxlab.cli._out import Out, plural, typed
-from dgxlab.errors import CheckFailed, SpecError, UsageError
+from dgxlab.errors import CheckFailed, SpecError, UsageError, command
 
 if TYPE_CHECKING:
     from dgxlab.source import PinCache
@@ -43,7 +42,8 @@ class _PinOptions:
         named = sorted({spec.pin for spec in specs})
         if self.pin is None and len(named) != 1:
             which = f"; say which with --pin: {', '.join(named)}" if named else "; say which with --pin"
-            mend = f"{typed()} --pin {named[0]}" if named else f"ls -R {shlex.quote(str(root / 'experiments'))}"
+            look = project.or_init(command("ls", "-R", root / "experiments"))
+            mend = f"{typed()} --pin {named[0]}" if named else look
             raise SpecError(f"the specs in {root / 'experiments'} name {len(named)} pins{which}", next=mend)
         at = self.pin or named[0]
         known = [source for spec in specs if spec.pin == at or self.pin for source in spec.sources]

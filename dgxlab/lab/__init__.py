@@ -9,6 +9,7 @@ outlook  the effects that an A/B session can detect, and its duration
 raw      the programs' output: fetched, checked and kept
 rebuild  rebuild a record from the jobs' files
 clean    remove unused files from a host
+starter  make a project, an experiment, a series
 doctor   check what is missing, here and on a host
 """
 

@@ -15,7 +15,9 @@ from typing import Any
 
 from dgxlab.errors import AGAIN, DgxlabError, SpecError, command, edit
 from dgxlab.lab.provision import TOOLS
+from dgxlab.lab.starter import merge_driver
 from dgxlab.model import Facts, HostEntry
+from dgxlab.project import or_init
 from dgxlab.source import packages
 from dgxlab.source.git import Git
 from dgxlab.source.programs import run
@@ -77,13 +79,16 @@ def check_client(database: Path, cache: Path, hosts_files: tuple[Path, Path]) ->
     mend = f"{sys.executable} -m ensurepip"
     yield _either(find_spec("pip"), "pip", "for pypi: sources and build tools", lacking, mend, NOTE)
     yield _cache(cache)
+    if or_init("") and not database.exists():
+        yield Finding("project", NOTE, f"none in {Path.cwd()}", or_init(""))
     yield _record(database)
     if shutil.which("git") and database.parent.is_dir():
         git = Git.checkout(database.parent)
         if git.attempt("ls-files", "--error-unmatch", database.name).rc == 0:  # git merges only tracked files
-            driver = git.attempt("config", "merge.dgxlab-db.driver").text
+            key = "merge.dgxlab-db.driver"
+            driver = git.attempt("config", key).text
             text, lacking = f"git merges {database.name} row by row", f"git does not know how to merge {database.name}"
-            mend = 'git config merge.dgxlab-db.driver ".venv/bin/dgxlab db merge %A %B"'
+            mend = command("git", "config", key, merge_driver()[key])
             yield _either(driver, "merge", text, lacking, mend, NOTE)
     try:
         hosts = load_hosts(hosts_files)

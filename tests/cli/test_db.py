@@ -3,12 +3,12 @@
 import json
 import shutil
 import sqlite3
-import sys
 from pathlib import Path
 
 import pytest
 
 from dgxlab.audit import check
+from dgxlab.lab.starter import merge_driver
 from dgxlab.store import Store
 from dgxlab.store.seals import seal_all
 from tests import toy
@@ -71,11 +71,12 @@ def test_a_deleted_record_is_made_again(project: Project, monkeypatch: pytest.Mo
 
 @pytest.fixture
 def notebook(measured: Project) -> Project:
-    """A project under git whose results.db is tracked, with the merge driver set up as the README says."""
+    """A project under git whose results.db is tracked, with the merge driver that `dgxlab init` sets up."""
     folder = measured.folder
     shutil.copy(PROJECT / ".gitattributes", folder)
     toy.git(folder, "init", "-q", "-b", "main")
-    toy.git(folder, "config", "merge.dgxlab-db.driver", f"{sys.executable} -m dgxlab db merge %A %B")
+    for name, value in merge_driver().items():
+        toy.git(folder, "config", name, value)
     toy.git(folder, "add", ".gitattributes", "results.db", "experiments")
     toy.git(folder, "commit", "-q", "-m", "base")
     return measured

@@ -1,6 +1,7 @@
 """`dgxlab doctor`: a line for everything, what mends it below, and an exit code for scripts."""
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -78,8 +79,7 @@ def test_merge_driver_of_a_tracked_record(measured: Project) -> None:
     ran = measured.run("doctor")
     state, _, mend = told(ran)["this client merge"].partition("\nnext: git config ")
     assert (ran.rc, state.split()[0]) == (0, "note")
-    name, driver = mend.split(" ", 1)
-    toy.git(measured.folder, "config", name, driver.strip('"'))
+    toy.git(measured.folder, "config", *shlex.split(mend))
     assert told(measured.run("doctor"))["this client merge"].startswith("ok ")
 
 

@@ -41,8 +41,10 @@ def parse(command: Any, args: list[str], parent: Any = None) -> list[str]:
 
 def test_every_command_is_there() -> None:
     assert [" ".join(path) for path in LEAVES] == [
+        "init",
         *("run", "ab", "noise", "gate", "plan", "report", "jobs", "attach", "cancel", "logs"),
         *("import", "export", "serve-record", "verdict", "bytes", "doctor", "schema", "session reject"),
+        *("new experiment", "new series"),
         *("patch list", "patch check", "patch refresh", "patch export", "pin id"),
         *("host add", "host trust", "host list"),
         *("host check", "host clean", "db check", "db text", "db merge", "db rebuild"),
@@ -64,7 +66,7 @@ def test_help_has_an_example_that_parses(path: tuple[str, ...], dgxlab: Any) -> 
 
 
 def test_summaries_fit_their_line_and_no_arguments_show_them(dgxlab: Any) -> None:
-    for group in ((), ("patch",), ("pin",), ("db",), ("host",), ("session",)):
+    for group in ((), ("new",), ("patch",), ("pin",), ("db",), ("host",), ("session",)):
         assert "..." not in dgxlab(*group, "--help").out.split("Commands:")[1]
     ran: Ran = dgxlab()
     assert ran.rc == 2
