@@ -1,16 +1,12 @@
 """FP4 products that are added up in the tensor cores: the kernel's own source on an emulated GPU, and its defects."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
-from tests.kernels.conftest import run
-from tests.kernels.emulate import EMULATOR, KERNELS, compile_emulated, copy_kernels, plant
+from tests.kernels.conftest import assert_right, both_orders, fails
 
 NAME = "fp4_accumulate"
-PROGRAM = EMULATOR / "fp4_accumulate.cpp"
 MMA = "fp4_mma<type>(sum + at, a, b, scale_a, scale_b);"
 MX = "fp4_mma_mx(c, a, b, scale_a, scale_b);"
 
@@ -32,26 +28,13 @@ DEFECTS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-def test_the_kernel_is_right_on_the_emulator(tmp_path: Path, reverse: bool) -> None:
-    """Both types, against double, in both orders of threads; the sums are as exact as those added outside."""
-    ran = run(compile_emulated(KERNELS, PROGRAM, tmp_path / NAME), reverse=reverse)
-    assert ran.returncode == 0, ran.stderr
-    assert "FAIL" not in ran.stderr
-    assert ran.stderr.count("ok  ") == 25
-
-
-@pytest.fixture(scope="session")
-def defective(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a proof that has every defect, none of them unless EMULATOR_DEFECT is its number."""
-    folder = tmp_path_factory.mktemp("defective")
-    kernels = copy_kernels(folder)
-    plant(kernels / NAME / "fp4_accumulate.cuh", dict(enumerate(DEFECTS.values())))
-    return compile_emulated(kernels, PROGRAM, folder / "program", "-O1")
+@both_orders
+def test_the_kernel_is_right_on_the_emulator(emulated: Path, reverse: bool) -> None:
+    """Both types, against double; the sums are as exact as those added outside."""
+    assert_right(emulated, 25, reverse=reverse)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(DEFECTS)), ids=list(DEFECTS))
-def test_a_defect_of_the_kernel_is_found(defective: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    monkeypatch.setenv("EMULATOR_DEFECT", str(number))
-    assert run(defective).returncode == 1
+def test_a_defect_of_the_kernel_is_found(defective: Path, number: int) -> None:
+    assert fails(defective, defect=number)

@@ -493,11 +493,8 @@ static void emulated_mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (
     emulated_mma_of<emulated_bf16_value>(c, a, b);
 }
 
-// E2M1 under a scale for each `size` codes: UE4M3 for 16, UE8M0 for 32. Each code has its own sign, of zero too.
-static inline float emulated_fp4_value(uint32_t word, uint32_t scales, unsigned k, unsigned size) {
+static inline float emulated_fp4_of(unsigned code, unsigned scale, unsigned size) {
     static const float magnitudes[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
-    const uint32_t     code  = word >> k % 8 * 4 & 15;
-    const uint32_t     scale = scales >> k / size * 8 & (size == 16 ? 127 : 255);
     const float        value = code & 8 ? -magnitudes[code & 7] : magnitudes[code & 7];
     if (scale == (size == 16 ? 127u : 255u)) {
         return NAN;
@@ -506,6 +503,19 @@ static inline float emulated_fp4_value(uint32_t word, uint32_t scales, unsigned 
         return std::ldexp(value, (int) scale - 127);
     }
     return std::ldexp(value * (scale < 8 ? scale : 8 + scale % 8), scale < 8 ? -9 : (int) (scale / 8) - 10);
+}
+
+// E2M1 under a scale for each `size` codes: UE4M3 for 16, UE8M0 for 32. Each code has its own sign, of zero too.
+static inline float emulated_fp4_value(uint32_t word, uint32_t scales, unsigned k, unsigned size) {
+    static const std::vector<float> values = [] {
+        std::vector<float> all;
+        for (unsigned i = 0; i < 2 * 256 * 16; ++i) {
+            const unsigned scale = i / 16 % 256;
+            all.push_back(i < 256 * 16 ? emulated_fp4_of(i % 16, scale & 127, 16) : emulated_fp4_of(i % 16, scale, 32));
+        }
+        return all;
+    }();
+    return values[(size == 32) * 4096 + (scales >> k / size * 8 & 255) * 16 + (word >> k % 8 * 4 & 15)];
 }
 
 // c += a b by a block-scaled mma.m16n8k64, fragments and who has which scale as the PTX ISA lays them out.
