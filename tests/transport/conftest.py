@@ -14,7 +14,6 @@ import pytest
 
 from dgxlab.transport.ssh import SshTransport
 from dgxlab.transport.ssh_config import Limits
-from tests.conftest import CACHE, PROJECT
 from tests.proxy import Proxy
 from tests.sshd import Sshd, make_key, sshd
 
@@ -127,25 +126,6 @@ def serve(client: Client, keys: Keys, tmp_path: Path) -> Iterator[Callable[..., 
             return server
 
         yield run
-
-
-@pytest.fixture
-def project(
-    tmp_path: Path, client: Client, keys: Keys, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[Path, Proxy]]:
-    """A project with the quickstart, and a host `far` behind a proxy that has llama.cpp built already."""
-    folder = tmp_path / "project"
-    (folder / "patches").mkdir(parents=True)
-    shutil.copy(PROJECT / "experiments" / "cpu" / "quickstart.yaml", folder)
-    (folder / "hosts.yaml").write_text("far: {ssh: far}\n")
-    (tmp_path / "cache" / "dgxlab").mkdir(parents=True)
-    (tmp_path / "cache" / "dgxlab" / "llama.cpp.git").symlink_to(CACHE / "llama.cpp.git")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with sshd(tmp_path / "far", keys.authorized) as server, Proxy(server.port) as proxy:
-        (server.home / ".dgxlab").symlink_to(CACHE / "host")
-        client.host("far", proxy.port, "HostKeyAlias far")
-        client.knows(server.known_hosts_line(name="far"))
-        yield folder, proxy
 
 
 def dgxlab(project: Path, *args: str) -> subprocess.CompletedProcess[str]:
