@@ -1,5 +1,5 @@
 # make demo        llama.cpp fetched, built, gated, measured and reported on this machine
-# make test        everything; a skip for any reason but a missing GPU is a failure
+# make test        everything; a skip for any reason but a missing GPU, or Slurm without root, is a failure
 # make test-fast   all but whole jobs, sshd and llama.cpp, under a minute
 # make lint        ruff, mypy, import-linter, plain words
 # make docs        the pages of docs/, strictly; .make/site
@@ -72,12 +72,16 @@ clean:
 	@touch $@
 
 # what the tests need beside Python: git, a compiler, an sshd to run on the loopback, a python3 for an ordinary user of it,
-# a browser for pages
+# a browser for pages; for root, who alone can start it, Slurm
+SLURM := slurmctld slurmd slurm-client munge
 .make/packages:
 	@for tool in git g++; do command -v $$tool >/dev/null || { echo "make test needs $$tool: apt-get install git g++" >&2; exit 1; }; done
 	@command -v sshd >/dev/null || test -x /usr/sbin/sshd || { \
 	    test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -qq -y --no-install-recommends openssh-server openssh-client >/dev/null; } \
 	    || { echo "make test needs sshd: sudo apt-get install openssh-server" >&2; exit 1; }
+	@test "$$(id -u)" != 0 || test -x /usr/sbin/slurmd || { \
+	    apt-get update -qq && apt-get install -qq -y --no-install-recommends $(SLURM) >/dev/null; } \
+	    || { echo "make test needs Slurm: apt-get install $(SLURM)" >&2; exit 1; }
 	@PATH=/usr/local/bin:/usr/bin:/bin; command -v python3 >/dev/null || { \
 	    test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -qq -y --no-install-recommends python3 >/dev/null; } \
 	    || { echo "make test needs a python3 that every user may run: sudo apt-get install python3" >&2; exit 1; }

@@ -10,6 +10,9 @@ from typing import Any
 SHARED = ("builds", "work", "models", "tools", "agents", "leftovers")
 """Kinds of items that several jobs may use."""
 
+LIVE = ("queued", "running")
+"""States of a job that was started and has not ended."""
+
 _UNSEALED = {"exit_code", "status", "message", "next", "t", "journal_bytes", "journal_sha256"}
 """Fields of an older agent's final status, which has no digest of its own."""
 
@@ -20,12 +23,14 @@ class Status:
 
     job_id: str
     state: str
-    """absent, staged, running, done or lost."""
+    """absent, staged, queued, running, done or lost."""
     journal_bytes: int = 0
     rc: dict[str, Any] | None = None
     """The final status, see `final_status`; None before the job ends."""
     cause: str = ""
     """Why a job with a final status is lost: its files were changed or damaged."""
+    slurm: str = ""
+    """What Slurm says of a job that has no final status: `PENDING (Priority), ...`, `TIMEOUT, Slurm job 12`."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ CACHE = Path(os.environ.get("DGXLAB_TEST_CACHE") or Path.home() / ".cache" / "dg
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--no-skips", action="store_true", help="a skip is a failure, except of a test that needs a GPU")
+    parser.addoption("--no-skips", action="store_true", help="a skip is a failure, except of what needs a GPU, or root")
 
 
 SLOW = ("cli", "faults", "lab", "transport")
@@ -47,10 +47,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Under --no-skips turn a skipped test into a failed one."""
+    """Under --no-skips turn a skipped test into a failed one, except where the machine or the user cannot run it."""
     outcome = yield
     report: pytest.TestReport = outcome.get_result()  # type: ignore[attr-defined]
-    if report.skipped and item.config.getoption("--no-skips") and not item.get_closest_marker("gpu"):
+    may = item.get_closest_marker("gpu") or (os.getuid() != 0 and item.get_closest_marker("slurm"))
+    if report.skipped and item.config.getoption("--no-skips") and not may:
         report.outcome = "failed"
         report.longrepr = f"skipped where nothing may be skipped: {report.longrepr}"
 

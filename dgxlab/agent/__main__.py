@@ -15,6 +15,8 @@ follow ROOT JOB OFFSET  the job's journal from this byte on, until the job ends
 cancel ROOT JOB         end the job
 inventory ROOT          size and last use of everything under the root
 clean ROOT              remove the items on stdin
+cluster ROOT            what is missing for jobs through Slurm
+node ROOT               the facts of this node of a cluster, which are kept for the client
 work FOLDER             run the job in this folder; `submit` starts this as a detached process
 copies UUID ...         how fast these GPUs copy within their memory, in GB/s
 sense                   the host's condition twice a second, for samples during a measurement
@@ -35,6 +37,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dgxlab.errors import AGAIN, DgxlabError, RemoteError
+from dgxlab.replies import LIVE
 
 if TYPE_CHECKING:
     from dgxlab.agent.environment import Root
@@ -92,8 +95,19 @@ def probe(root: str) -> dict[str, Any]:
         "missing": _of("objects").Objects(here.objects).missing(asked["commits"]) if asked["commits"] else [],
         "models": {path: models.identify(here, path) for path in asked["models"]},
         "running": _of("job").running(here.jobs),
+        "nodes": _of("slurm").nodes(here) if _of("environment").settings().slurm is not None else [],
         "to_send": models.to_send(here, asked["synthetic"]),
     }
+
+
+def node(root: str) -> dict[str, Any]:
+    """Return the facts of this node, and keep them for the client."""
+    from dgxlab.model import to_json
+
+    facts = _of("facts").gather()
+    _of("slurm").remember(_root(root), facts)
+    reply: dict[str, Any] = to_json(facts)
+    return reply
 
 
 def submit(root: str, job_id: str, sha256: str) -> dict[str, Any]:
@@ -117,7 +131,7 @@ def follow(root: str, job_id: str, offset: str) -> None:
     job, at = _job(root, job_id), int(offset)
     while True:
         now = job.status()
-        running = now.state == "running"  # read before the journal, so that no line is missed
+        running = now.state in LIVE  # read before the journal, so that no line is missed
         readable = job.journal.exists() and not now.cause
         lines = _of("files").whole_lines(job.journal, at) if readable else b""
         at += len(lines)
@@ -161,6 +175,8 @@ VERBS: dict[str, Callable[..., Any]] = {
     "cancel": lambda root, job_id: vars(_job(root, job_id).cancel()),
     "inventory": lambda root: [vars(item) for item in _of("inventory").inventory(_root(root))],
     "clean": lambda root: vars(_of("inventory").remove(_root(root), json.load(sys.stdin))),
+    "cluster": lambda root: list(_of("slurm").examine(_root(root))),
+    "node": node,
     "work": lambda folder: _of("work").work(Path(folder)),
     "copies": lambda *gpus: _of("copies").bandwidths(gpus),
     "sense": lambda: _of("facts").sense(),

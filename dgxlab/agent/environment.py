@@ -42,6 +42,8 @@ class Settings:
     env: Mapping[str, str] = field(default_factory=dict)
     lock: Path | None = None
     """The owner file, in which people who share the machine write their name while they measure."""
+    slurm: tuple[str, ...] | None = None
+    """Options of sbatch, which starts the jobs; None where they are started on this machine."""
     locks: tuple[Path, ...] = ()
     """Folders of the benchmark locks in place of `lock.FOLDERS`. Only the host can set them, not a spec or the client:
     jobs with different folders would not exclude each other."""
@@ -62,6 +64,7 @@ def settings() -> Settings:
         path_prepend=tuple(Path(folder).expanduser() for folder in given.get("path_prepend", ())),
         env=given.get("env", {}),
         lock=Path(lock).expanduser() if lock else None,
+        slurm=tuple(given["slurm"]) if "slurm" in given else None,
         locks=tuple(map(Path, filter(None, os.environ.get("DGXLAB_LOCKS", "").split(":")))),
     )
 
@@ -116,6 +119,8 @@ def absent() -> list[tuple[str, str]]:
 def base_env() -> dict[str, str]:
     """Return the environment of programs on the host, to which steps of a plan add variables."""
     kept = {name: value for name, value in os.environ.items() if _kept(name)}
+    if "SLURM_JOB_ID" in os.environ and (gpus := os.environ.get("CUDA_VISIBLE_DEVICES")):
+        kept["CUDA_VISIBLE_DEVICES"] = gpus  # the allocation: the node's other GPUs belong to other jobs
     return {**kept, **settings().env, "PATH": search_path(), "LC_ALL": "C.UTF-8"}
 
 

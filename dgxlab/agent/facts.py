@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dgxlab.agent import slurm
 from dgxlab.agent.environment import PATIENCE_S, Answer, ask, base_env, settings
 from dgxlab.agent.gpus import QUERY, parse_gpus, parse_processes, query
 from dgxlab.agent.lock import FOLDERS
@@ -46,7 +47,7 @@ def gather() -> Facts:
     asked = [query(_GPU_FIELDS), ["nvidia-smi", "--version"], QUERY]
     answers = ask([*([tool, "--version"] for tool in (*compilers, *_OTHERS)), *asked])
     rows, smi_version, processes = (answer.text for answer in answers[-3:])
-    gpus = parse_gpus(_GPU_FIELDS, rows)
+    gpus = slurm.granted(parse_gpus(_GPU_FIELDS, rows))
     memory = _pairs("/proc/meminfo")
     folder = settings().root or Path.home()
     disk = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists()))
@@ -73,6 +74,7 @@ def gather() -> Facts:
             "driver": {"version": gpus[0]["driver_version"] if gpus else None, "cuda": parse_cuda(smi_version)},
             "nvidia_devices": len(gpus) or sum(read(str(path)).strip() == "0x10de" for path in displays),
             "gpu_processes": [vars(process) for process in parse_processes(processes)],
+            **({"slurm": slurm.allocation()} if slurm.allocation() else {}),
             "lock_folder": next((str(f) for f in settings().locks or FOLDERS if os.access(f, os.W_OK)), ""),
             "versions": {name: _lines(answer)[0] for name, answer in zip(_OTHERS, answers[4:-3], strict=True)},
             "tools": {name: shutil.which(name, path=env["PATH"]) or "" for name in _TOOLS},
@@ -84,11 +86,13 @@ def host_id() -> str:
     """Return the identity of this host, 16 hex digits: a digest, because the machine id must stay private.
 
     It depends on machine, user and `Settings.measured`: another CUDA_VISIBLE_DEVICES means another device, whose values
-    must not be compared.
+    must not be compared. Nodes of a cluster may share one image with its machine id, so the node's name is part of it.
     """
     machine = read("/etc/machine-id") or read("/var/lib/dbus/machine-id") or socket.gethostname()
     env = settings().measured
-    text = f"{machine.strip()} {os.getuid()}" + (f" {json.dumps(env, sort_keys=True)}" if env else "")
+    node = slurm.allocation().get("node", "")
+    words = [machine.strip(), str(os.getuid()), *(["node", node] if node else [])]
+    text = " ".join([*words, *([json.dumps(env, sort_keys=True)] if env else [])])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -21,7 +21,7 @@ from dgxlab.agent.environment import Root
 from dgxlab.agent.job import Job
 from dgxlab.agent.lock import lock
 from dgxlab.errors import RemoteError
-from dgxlab.replies import SHARED, Item, Removal, Status
+from dgxlab.replies import LIVE, SHARED, Item, Removal, Status
 
 _IN_USE, _REMOVED = "in-use.lock", "jobs.removed"
 
@@ -78,7 +78,7 @@ def remove(root: Root, wanted: Sequence[tuple[str, str, float]]) -> Removal:
     with os.fdopen(_open(root, _IN_USE), "ab") as file:
         # no job begins while this is locked; an older agent does not hold it, so job states are read as well
         jobs = (Job(path).status().state for path in _children(root.jobs))
-        alone = lock(file.fileno()) and "running" not in jobs
+        alone = lock(file.fileno()) and set(jobs).isdisjoint(LIVE)
         present = {(thing.kind, thing.name): thing for thing in _things(root)}
         for kind, name, used in wanted:
             thing = present.get((kind, name))

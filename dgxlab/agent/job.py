@@ -26,13 +26,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from dgxlab.agent import slurm
 from dgxlab.agent.boot import settle
 from dgxlab.agent.environment import JOB, settings
 from dgxlab.agent.facts import boot_id
 from dgxlab.agent.files import sha256
 from dgxlab.agent.lock import TRIES, in_place, lock
 from dgxlab.errors import AGAIN, JobLost, RemoteError, UsageError, one_line
-from dgxlab.replies import Status, final_status, sealed
+from dgxlab.replies import LIVE, Status, final_status, sealed
 
 _STAGED = ("plan.json", "agent.pyz")
 """Files of a staged job; MANIFEST has their digests."""
@@ -41,6 +42,11 @@ _RESERVE = 4096
 """Bytes reserved for each of `started` and `rc`, so that they can be written on a full disk."""
 SEAL = 128
 """Bytes of _RESERVE for the digest of a final status."""
+CANCELLED = "cancelled"
+"""File of a job that Slurm started and that the user has cancelled: TERM is not by Slurm itself then."""
+_CANCELLED = {"exit_code": 130, "status": "cancelled", "message": "", "next": ""}
+_KILL_WAIT_S = 35.0
+"""How long Slurm waits, by default, between TERM and KILL, and a little more."""
 _START_S = 20.0
 """Max time until a started agent shows a sign of life."""
 _LEVEL = 6
@@ -59,6 +65,7 @@ class Job:
         self._lock = folder / "run.lock"
         self._started = folder / "started"
         self.rc = folder / "rc"
+        self._slurm = slurm.Watched(self.job_id) if (folder / slurm.FILE).exists() else None
 
     @classmethod
     def stage(cls, jobs: Path, job_id: str, plan: bytes, agent: Path) -> Job:
@@ -95,6 +102,9 @@ class Job:
         if self.status().state == "staged":
             if not self._whole():
                 raise RemoteError(f"job {self.job_id} is damaged on {settings().name}", next=AGAIN)
+            if settings().slurm is not None:
+                slurm.submit(self.folder)
+                return Job(self.folder).status()
             with (self.folder / "agent.err").open("ab") as errors:
                 # setsid -f: the agent is not our child, so we need not reap it
                 subprocess.run(
@@ -123,7 +133,11 @@ class Job:
         if self._started.exists():
             os.close(fd)
             return None
-        _put(self._started, {"sid": os.getsid(0), "pid": os.getpid(), "boot_id": boot_id(), "t": time.time()})
+        try:
+            _put(self._started, {"sid": os.getsid(0), "pid": os.getpid(), "boot_id": boot_id(), "t": time.time()})
+        except FileNotFoundError:  # two nodes whose locks do not reach each other: the rename decides
+            os.close(fd)
+            return None
         return fd
 
     def finish(self, **fields: Any) -> None:
@@ -134,7 +148,7 @@ class Job:
         _put(self.rc, {**rc, "sha256": sealed(rc)})
 
     def status(self) -> Status:
-        """Return the job's state: absent, staged, running, done or lost."""
+        """Return the job's state: absent, staged, queued, running, done or lost."""
         # first `started`, then the lock, then rc: this order avoids races
         if not self.plan.exists():
             return Status(self.job_id, "absent")
@@ -142,6 +156,8 @@ class Job:
         running, size = self._held(), self._size()
         if running:
             return Status(self.job_id, "running", size)
+        if not self.rc.exists() and self._slurm and (status := self._by_slurm(self._slurm, begun, size)):
+            return status
         if not self.rc.exists():
             return Status(self.job_id, "lost" if begun else "staged", size)
         rc = final_status(self.rc.read_bytes())
@@ -150,6 +166,23 @@ class Job:
         if rc["journal_sha256"] != sha256(self.journal):
             return Status(self.job_id, "lost", size, cause="its journal is not what its agent wrote")
         return Status(self.job_id, "done", size, rc)
+
+    def _by_slurm(self, watched: slurm.Watched, begun: bool, size: int) -> Status | None:
+        """Return the state of a job without a final status as Slurm knows it; None if the job has ended with one."""
+        word = self.folder / "slurm.end"  # Slurm forgets, and need not be asked again
+        there = None
+        if not word.exists():
+            try:
+                there = watched.look()
+            except slurm.Silent as silent:  # nothing is known: the job may run
+                return Status(self.job_id, "running" if begun else "queued", size, slurm=silent.message)
+            if there and not there.ended:
+                return Status(self.job_id, "queued" if there.waiting else "running", size, slurm=str(there))
+            list(self.folder.iterdir())  # on a network disk: what another node wrote is seen after this
+            if self.rc.exists() or not (begun or there or self._started.exists()):
+                return None
+            word.write_text(str(there or "Slurm does not know the job any more"))
+        return Status(self.job_id, "lost", self._size(), slurm=word.read_text())
 
     def _size(self) -> int:
         return self.journal.stat().st_size if self.journal.exists() else 0
@@ -162,9 +195,11 @@ class Job:
         Raises:
             RemoteError: if a process survives.
         """
+        if self._slurm:
+            return self._cancel_by_slurm(patience_s)
         staged = self.status().state == "staged"
         if staged and not self.set_aside() and (fd := self.begin()) is not None:
-            self.finish(exit_code=130, status="cancelled", message="", next="")
+            self.finish(**_CANCELLED)
             os.close(fd)
         deadline = time.monotonic() + patience_s
         if self._held() and (sid := self._sid()) in [pid for pid, _, _ in self._processes()]:
@@ -184,6 +219,19 @@ class Job:
                     os.killpg(group, signal.SIGKILL)
             time.sleep(0.02)
         return self.status()
+
+    def _cancel_by_slurm(self, patience_s: float) -> Status:
+        (self.folder / CANCELLED).touch()
+        if not self._started.exists() and (fd := self.begin()) is not None:
+            self.finish(**_CANCELLED)
+            os.close(fd)
+        deadline = time.monotonic() + _KILL_WAIT_S + patience_s
+        slurm.cancel(self.job_id)
+        while (there := slurm.look(self.job_id)) and not there.ended:
+            if time.monotonic() > deadline:
+                raise RemoteError(f"Slurm has not ended the job: {there}", next=f"dgxlab cancel {self.job_id}")
+            time.sleep(0.2)
+        return Job(self.folder).status()
 
     def _sid(self) -> int:
         """Return the session of the agent, which it leads; 0 before it has started."""
@@ -306,7 +354,7 @@ def running(folder: Path) -> dict[str, str]:
     from dgxlab.model import subject  # only here: most verbs need no vocabulary
 
     # part of every probe, so ended jobs are skipped cheaply
-    live = (job for job in _jobs(folder) if not job.rc.exists() and job.status().state == "running")
+    live = (job for job in _jobs(folder) if not job.rc.exists() and job.status().state in LIVE)
     plans = {job.job_id: plan(job) for job in live if job.about()}
     return {job_id: subject(p["kind"], p["experiment"], p.get("baseline", "")) for job_id, p in plans.items()}
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dgxlab.agent.environment import settings
+from dgxlab.agent.environment import base_env, settings
 from dgxlab.agent.facts import user
 from dgxlab.agent.gpus import ComputeProcess, compute_processes, foreign, phrase
 from dgxlab.agent.lock import BenchLock, OwnerFile, Signature
@@ -38,7 +38,7 @@ def devices(plan: Plan, gpus: Sequence[_Gpu]) -> tuple[str, ...]:
     every = [gpu for gpu in gpus if gpu["uuid"]]
     envs = [command.env for step in plan.steps if isinstance(step, GateStep) for command in step.commands]
     envs += [run.env for run in plan.runs]
-    seen = [_visible({**settings().env, **env}, every) for env in envs]
+    seen = [_visible({**base_env(), **env}, every) for env in envs]
     return tuple(sorted({gpu["uuid"] for gpus in seen for gpu in gpus} or {gpu["uuid"] for gpu in every}))
 
 

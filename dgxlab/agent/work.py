@@ -14,7 +14,7 @@ from pathlib import Path
 from resource import RLIM_INFINITY
 
 from dgxlab import __version__
-from dgxlab.agent import child, models
+from dgxlab.agent import child, models, slurm
 from dgxlab.agent.boot import flush
 from dgxlab.agent.build import Builder
 from dgxlab.agent.chain import ChainRunner
@@ -22,9 +22,9 @@ from dgxlab.agent.environment import Root
 from dgxlab.agent.facts import gather
 from dgxlab.agent.files import clean_command, full_disk, remote_error
 from dgxlab.agent.gates import run_gate
-from dgxlab.agent.job import Job
+from dgxlab.agent.job import CANCELLED, Job
 from dgxlab.agent.measure import Completed, Workbench
-from dgxlab.errors import AGAIN, DgxlabError, GateFailed, RemoteError, UsageError
+from dgxlab.errors import AGAIN, DgxlabError, GateFailed, JobLost, RemoteError, UsageError
 from dgxlab.model import (
     PROTOCOL,
     BuildStep,
@@ -69,6 +69,7 @@ class Worker:
     def carry_out(self) -> DgxlabError | None:
         """Run all steps, except those of arms whose gates failed; return the worst error, None if there is none."""
         facts = self.bench.facts
+        slurm.remember(self.bench.root, facts)
         self.emit(
             JobEvent(
                 job_id=self.bench.job.job_id,
@@ -202,7 +203,7 @@ def work(folder: Path) -> None:
     try:
         end = _carry_out(job, Root(folder.parent.parent))
     except _Cancelled:
-        end = _CANCELLED
+        end = _terminated(job)
     except DgxlabError as error:
         end = _end_of(error)
     except OSError as error:  # mostly a full disk: the journal may have no space, but rc has reserved space
@@ -221,7 +222,7 @@ def _carry_out(job: Job, root: Root) -> FinalStatus:
         worker.report(error)
         end = _end_of(error)
     except _Cancelled:
-        end = _CANCELLED
+        end = _terminated(job, worker)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         worker.bench.telemetry.stop()
@@ -233,6 +234,16 @@ def _carry_out(job: Job, root: Root) -> FinalStatus:
 
 
 _CANCELLED: FinalStatus = {"exit_code": 130, "status": "cancelled", "message": "", "next": ""}
+
+
+def _terminated(job: Job, worker: Worker | None = None) -> FinalStatus:
+    """Return the end of a job that has got TERM: from the user, or from Slurm for a reason of its own."""
+    if not slurm.allocation() or (job.folder / CANCELLED).exists():
+        return _CANCELLED
+    lost = JobLost(f"Slurm ended the job: {slurm.why_ended()}; what it measured is kept", next=AGAIN)
+    if worker:
+        worker.report(lost)
+    return _end_of(lost)
 
 
 def _end_of(error: DgxlabError | None) -> FinalStatus:

@@ -10,6 +10,7 @@ raw      the programs' output: fetched, checked and kept
 rebuild  rebuild a record from the jobs' files
 clean    remove unused files from a host
 starter  make a project, an experiment, a series
+cluster  hosts that start their jobs through Slurm
 doctor   check what is missing, here and on a host
 """
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dgxlab.errors import CheckFailed, JobLost, RemoteError, SpecError, UsageError
 from dgxlab.lab import Lab, Watch, noted, raw
 from dgxlab.lab.jobs import follow
-from dgxlab.replies import SHARED, Item
+from dgxlab.replies import LIVE, SHARED, Item
 from dgxlab.transport.bundle import bundle
 from dgxlab.transport.host import Host
 
@@ -41,7 +41,7 @@ def survey(lab: Lab | None, host: Host, kinds: Collection[str], older_than_days:
         older_than_days: Keep items that were used within this many days.
     """
     items = host.inventory()
-    running = next((item.name for item in items if item.state == "running"), "")
+    running = next((item.name for item in items if item.state in LIVE), "")
 
     def objection(item: Item) -> str:
         if item.kind == "sources":  # small, and needed by every build
@@ -49,7 +49,8 @@ def survey(lab: Lab | None, host: Host, kinds: Collection[str], older_than_days:
         if item.kind not in kinds:
             return "not asked for"
         if item.kind == "jobs" and item.state not in ("done", "lost"):
-            return {"running": "it runs", "staged": "it was never started"}.get(item.state, f"it is {item.state}")
+            words = {"running": "it runs", "queued": "it will run", "staged": "it was never started"}
+            return words.get(item.state, f"it is {item.state}")
         if item.kind in SHARED and running:
             return f"job {running} runs"
         if item.name == bundle().digest:

@@ -62,7 +62,11 @@ def check_host(host: Host) -> list[Finding]:
         probe = host.probe()
     except DgxlabError as error:
         return [Finding("reach", MISSING, error.message, error.next or AGAIN, host.name)]
-    return [replace(finding, where=host.name) for finding in check_facts(probe.facts, host.entry, probe.absent)]
+    findings = [*check_facts(probe.facts, host.entry, probe.absent)]
+    if host.entry.slurm:
+        mend = edit(host.entry.file or "hosts.yaml")
+        findings += [Finding(name, state, text, "" if state == OK else mend) for name, state, text in host.cluster()]
+    return [replace(finding, where=host.name) for finding in findings]
 
 
 def check_client(database: Path, cache: Path, hosts_files: tuple[Path, Path]) -> Iterator[Finding]:

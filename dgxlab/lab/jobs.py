@@ -18,6 +18,7 @@ from dgxlab.ingest import ingest
 from dgxlab.lab import Lab, Side, Watch, noted, raw
 from dgxlab.lab.provision import send
 from dgxlab.model import Plan
+from dgxlab.replies import LIVE
 from dgxlab.store import Damaged, Job, Locked, Store, matching_ids, only_match
 from dgxlab.transport import retry
 from dgxlab.transport.host import Host, JobStatus, Probe
@@ -40,7 +41,8 @@ def start(lab: Lab, host: Host, job: Plan, probe: Probe, watch: Watch) -> JobSta
         noted(watch)(f"the record was not copied: {error.message}")
     lab.store.intend(job, host.name, __version__)
     status = _submit(host, job, watch)
-    noted(watch)(f"job {job.job_id} runs on {host.name}")
+    how = f"is queued on {host.name}: {status.slurm}" if status.state == "queued" else f"runs on {host.name}"
+    noted(watch)(f"job {job.job_id} {how}")
     return status
 
 
@@ -82,14 +84,11 @@ def follow(lab: Lab, host: Host, job_id: str, watch: Watch) -> DgxlabError | Non
         if job.ended:
             return _ending(host, job)
         _check_plan(job)
-        if (
-            job.state == "lost"
-            and retry.again_if_known(host, partial(host.status, job_id), noted(watch)).state == "running"
-        ):
+        if job.state == "lost" and retry.again_if_known(host, partial(host.status, job_id), noted(watch)).state in LIVE:
             with lab.store.transaction():  # a job believed lost is running: delete its verdicts
                 lab.store.update_job(job_id, state="running")
                 judgement.record(lab.store, job_id)
-        while status is None or status.state == "running":  # as when it starts after following began
+        while status is None or status.state in LIVE:  # as when it starts after following began
             for piece in retry.follow(host, job_id, lab.store.job(job_id).journal_bytes, noted(watch)):
                 for event in ingest(lab.store, job_id, piece.splitlines(keepends=True)):
                     watch(event)
@@ -118,6 +117,8 @@ def conclude(lab: Lab, host: Host, status: JobStatus, watch: Watch) -> DgxlabErr
         why = f"its folder on {host.name} was deleted before its end was recorded; what it measured is kept"
     elif status.cause:
         why = f"on {host.name} {status.cause}; what was read of it before is kept, the rest is not believed"
+    elif status.slurm:
+        why = f"Slurm on {host.name} says {status.slurm}; what it measured is kept"
     raise JobLost(f"job {job_id} was lost: {why}", next=AGAIN)
 
 
@@ -183,7 +184,7 @@ def settle(lab: Lab, host: Host, subject: str | None, watch: Watch) -> str:
                 noted(watch)(lost.message)
                 record_end(lab.store, job.job_id, None)
                 continue
-        if mine and status.state == "running":
+        if mine and status.state in LIVE:
             noted(watch)(f"job {job.job_id} of this experiment still runs: following it")
         if status.state == "absent":
             if not _may_come(job):

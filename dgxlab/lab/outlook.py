@@ -17,6 +17,7 @@ from dgxlab.model import (
     NoiseFloor,
     ParityGate,
     Plan,
+    RunStep,
     Session,
     Source,
     canonical,
@@ -139,8 +140,14 @@ def _model(store: Store, experiment: Experiment, name: str, device: str) -> str:
     return str(rows[0]["model_id"]) if rows else "unknown"
 
 
-def _seconds(store: Store, session: Plan, device: str, cycles: int) -> float | None:
-    """Return the expected duration of a session, from the last runs of its parts; None if a part never ran."""
+def least_s(store: Store, job: Plan, device: str) -> float:
+    """Return a duration that a job will not fall below, from earlier runs of its parts; parts that never ran take 0."""
+    cycles = max((chain.cycles or stats.fewest_cycles(chain.claims) for chain in job.chains), default=0)
+    return _seconds(store, job, device, cycles, unknown=0.0) or 0.0
+
+
+def _seconds(store: Store, session: Plan, device: str, cycles: int, unknown: float = math.inf) -> float | None:
+    """Return the expected duration of a job, from the last runs of its parts; None if one is infinite, as `unknown`."""
     total = 0.0
     for step in session.steps:
         if isinstance(step, GateStep):
@@ -152,9 +159,9 @@ def _seconds(store: Store, session: Plan, device: str, cycles: int) -> float | N
                     WHERE device_id = ? AND {which} ORDER BY at DESC LIMIT 1""",  # noqa: S608 - words from here alone
                 (device, *asked),
             )
-            total += 2 * float(rows[0]["seconds"]) if rows else math.inf  # both arms have about the baseline's gates
-        elif isinstance(step, ChainStep):
-            keys = [cell.key for cell in step.baseline.cells]
+            total += 2 * float(rows[0]["seconds"]) if rows else unknown  # both arms have about the baseline's gates
+        elif isinstance(step, (ChainStep, RunStep)):
+            keys = [cell.key for cell in (step.baseline if isinstance(step, ChainStep) else step).cells]
             marks = ",".join("?" * len(keys))
             # a launch with these cells or more: better an estimate that is too long
             rows = store.rows(
@@ -163,7 +170,10 @@ def _seconds(store: Store, session: Plan, device: str, cycles: int) -> float | N
                     GROUP BY runs.run_id HAVING count(*) = ? ORDER BY started DESC LIMIT 9""",  # noqa: S608 - marks alone
                 (device, *keys, len(keys)),
             )
-            seconds = stats.median([row["seconds"] for row in rows]) if rows else math.inf
+            seconds = stats.median([row["seconds"] for row in rows]) if rows else unknown
+            if isinstance(step, RunStep):
+                total += seconds
+                continue
             burn_in = stats.BURN_IN_RUNS[0] if step.cycles else stats.PLANNING_RUNS
             total += burn_in * seconds + (2 * cycles + 1) * (step.block_s + seconds)
     return total if math.isfinite(total) else None

@@ -53,14 +53,18 @@ def prepare(host: Host, sides: Sequence[Side], watch: Watch) -> Probe:
     facts, tools = probe.facts, probe.facts.details["tools"]
     # check what cannot be sent before sending gigabytes
     needed = {"git": tools["git"], "C compiler": facts.toolchain.cc, "C++ compiler": facts.toolchain.cxx}
+    on_nodes = [node.facts for node in probe.nodes if node.facts]
+    if host.entry.slurm:  # its jobs build and measure on nodes, which this is not
+        needed = {"git": tools["git"]}
     of_cuda = {"NVIDIA GPU": facts.details["gpus"], "nvcc": facts.toolchain.nvcc}
-    if any(side.experiment.cmake.get("GGML_CUDA") == "ON" for side in sides):
+    if not host.entry.slurm and any(side.experiment.cmake.get("GGML_CUDA") == "ON" for side in sides):
         needed |= of_cuda
     for what, there in needed.items():
         if not there:
             asks = ", which GGML_CUDA needs" if what in of_cuda else ""
             raise BuildFailed(f"there is no {what} on host {host.name}{asks}", next=f"dgxlab doctor {host.name}")
-    missing = [name for name in TOOLS if not tools[name]]
+    everywhere = [tools, *(each.details["tools"] for each in on_nodes)]
+    missing = [name for name in TOOLS if not all(there[name] for there in everywhere)]
     for name in missing:
         _send_tool(host, name, facts, watch)
     return retry.again_if_known(host, question, noted(watch)) if missing else probe

@@ -21,6 +21,7 @@ from dgxlab.lab import Lab, Watch, noted, raw
 from dgxlab.lab.jobs import adopt, follow, record_end
 from dgxlab.lab.raw import SUFFIX, content, listing, read_final_status
 from dgxlab.model import events
+from dgxlab.replies import LIVE
 from dgxlab.store import Damaged, Store, copies
 from dgxlab.transport import retry
 from dgxlab.transport.host import Host, read_plan
@@ -98,7 +99,7 @@ def rebuild(lab: Lab, hosts: Sequence[Host], watch: Watch) -> Rebuilt:
                 continue
             try:
                 adopt(lab, host, there.job_id, watch)
-                if there.state != "running":  # do not wait for a running job: `jobs` and `attach` know it now
+                if there.state not in LIVE:  # do not wait for a running job: `jobs` and `attach` know it now
                     with suppress(JobLost):  # its journal up to the agent's death is in the record now
                         follow(lab, host, there.job_id, watch)
                 _credit(lab, there.job_id)

@@ -7,20 +7,21 @@ same work or start one, and follow it. Kinds of jobs differ only in their plan. 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dgxlab import compare, judgement, model, plan, series, tools
 from dgxlab.chains import comparisons
 from dgxlab.errors import ConditionsError, DgxlabError, UsageError, edit
-from dgxlab.lab import Lab, Side, Watch, noted
+from dgxlab.lab import Lab, Side, Watch, cluster, noted
 from dgxlab.lab.jobs import join, settle, start_and_follow
 from dgxlab.lab.outlook import command_for
 from dgxlab.lab.provision import prepare
 from dgxlab.model import ChainStep, Check, Device, Experiment, GateStep, ParityGate, Plan, Source, digest, events
 from dgxlab.source import PinCache
 from dgxlab.store import Store, gate_digest
-from dgxlab.transport.host import Probe
+from dgxlab.transport.host import Host, Probe
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,11 @@ class Outcome:
     error: DgxlabError | None = None  # the error, None on success
 
 
-def run(lab: Lab, request: Request, watch: Watch) -> Outcome:
+def run(lab: Lab, request: Request, watch: Watch, restarts: int = cluster.RESTARTS) -> Outcome:
     """Measure what a request names and is not up to date, and record it.
 
-    A job of the same subject that already runs, from a dead or another client, is followed first.
+    A job of the same subject that already runs, from a dead or another client, is followed first. Where Slurm ends a
+    job for others, another one goes on, up to `restarts` times.
 
     Raises:
         SpecError: if arms cannot be compared, or a session would have too few cycles for its claims.
@@ -85,10 +87,11 @@ def run(lab: Lab, request: Request, watch: Watch) -> Outcome:
     sides = [Side(each, source_of(lab.cache, each, request.tree, watch)) for each in request.experiments]
     followed = settle(lab, host, request.subject, watch)
     probe = prepare(host, sides, watch)
-    todo, job = plan_missing(lab.store, request, sides, probe, followed)
-    if job and not followed and request.kind != "gate":
+    at = place(lab.store, host, request, sides, probe, followed)
+    if at.job and not followed and request.kind != "gate":
         followed = join(lab, host, request.subject, sides, probe, watch)
-        todo, job = plan_missing(lab.store, request, sides, probe, followed) if followed else (todo, job)
+        at = place(lab.store, host, request, sides, prepare(host, sides, watch), followed) if followed else at
+    todo, job, probe = at.todo, at.job, at.probe
     outcome = Outcome(followed, sides[-1].source, _device(sides[-1], probe), todo.planned, todo.reused)
     if job is None:
         if request.baseline:
@@ -104,8 +107,12 @@ def run(lab: Lab, request: Request, watch: Watch) -> Outcome:
             gates.append(event.status)
         watch(event)
 
-    error = start_and_follow(lab, host, job, probe, see)
-    return replace(outcome, job_id=job.job_id, measured=len(measured), gates=gates, error=error)
+    error = cluster.build_first(lab, host, job, probe, watch) or start_and_follow(lab, at.host, job, probe, see)
+    if cluster.may_go_on(host, error) and not request.again and restarts:
+        noted(watch)(f"{error}: a new job does what is missing")
+        return run(lab, request, watch, restarts - 1)
+    device = next(reversed(lab.store.devices(job.job_id).values()), outcome.device)  # which node it was is known now
+    return replace(outcome, job_id=job.job_id, device=device, measured=len(measured), gates=gates, error=error)
 
 
 def full_plan(cache: PinCache, request: Request, watch: Watch) -> Plan:
@@ -186,6 +193,43 @@ def plan_missing(
     if followed and (done := store.job(followed)).state == "done" and done.plan.arms == job.arms:
         return Todo(), None
     return Todo(), job
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the work of a request is to be done, and what is left of it there."""
+
+    host: Host
+    probe: Probe  # its facts are the node's, if that is known
+    todo: Todo
+    job: Plan | None
+
+
+def place(store: Store, host: Host, request: Request, sides: Sequence[Side], probe: Probe, followed: str) -> Place:
+    """Return where the least is left to do: on a cluster, the node that has measured the most of it; see plan_missing.
+
+    A node is asked for by its name only where it has results that this job completes.
+
+    Raises:
+        SpecError: if the cluster's time limit is too short for the plan; and as `plan_missing`.
+        ConditionsError: as `plan_missing`.
+    """
+    places = []
+    for node in (node for node in probe.nodes if node.facts):
+        assert node.facts
+        with suppress(ConditionsError):
+            there = replace(probe, facts=node.facts)
+            todo, job = plan_missing(store, request, sides, there, followed)
+            places.append(Place(cluster.at_node(host, node.name), there, todo, job))
+    best = min(places, key=lambda at: len(at.todo.cells) + len(at.todo.gates), default=None)
+    if best and (best.job is None or best.todo.reused or request.kind == "screen" or len(probe.nodes) == 1):
+        chosen = best
+    else:
+        chosen = Place(host, probe, *plan_missing(store, request, sides, probe, followed))
+    if chosen.job:
+        device = _device(sides[0], best.probe if best else probe).id
+        cluster.refuse_short(store, host, chosen.job, device)
+    return chosen
 
 
 def _left_to_do(store: Store, request: Request, side: Side, probe: Probe, *, again: bool) -> Todo:

@@ -8,4 +8,5 @@ from dgxlab.model.checks import *
 from dgxlab.model.experiment import *
 from dgxlab.model.plan import *
 from dgxlab.model.result import *
+from dgxlab.model.slurm import *
 from dgxlab.model.wire import *

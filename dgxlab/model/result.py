@@ -7,12 +7,13 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Union
 
 from dgxlab.errors import AGAIN
 from dgxlab.model.experiment import DerivedModel, FileModel, Model, files_of
 from dgxlab.model.parts import Details, Name, Sample
 from dgxlab.model.plan import Source
+from dgxlab.model.slurm import Slurm
 from dgxlab.model.wire import Within, decoder, digest
 
 GPU_BACKENDS: Mapping[str, str] = {
@@ -169,6 +170,7 @@ class HostEntry:
     path_prepend: tuple[str, ...] = ()  # folders that come first on PATH there; may begin with ~/
     env: Mapping[str, str] = field(default_factory=dict)  # for every program there, compilers too
     lock: str = ""  # a file in which people who share the machine say that they measure; may begin with ~/
+    slurm: Union[Slurm, None] = None  # submit jobs to Slurm there, instead of starting them on that machine
     file: str = field(default="", compare=False)  # the hosts.yaml that has this entry
 
     def typed(self, command: str) -> str:

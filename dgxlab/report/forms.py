@@ -193,6 +193,7 @@ def _facts(store: Store, job: Job, arm: Provenance, row: Mapping[str, Any]) -> I
     yield from ((tool, tools.get(tool, "")) for tool in ("cc", "cxx", "cmake", "nvcc", "machine"))
     yield from ((f"sha256 of {program}", digest) for program, digest in sorted(json.loads(row["binaries"]).items()))
     yield "host", arm.host
+    yield "Slurm", ", ".join(f"{key} {value}" for key, value in details.get("slurm", {}).items())
     yield "os", ", ".join(filter(None, (details.get("os"), details.get("kernel"))))
     yield "processor", details.get("cpu")
     yield "memory", None if memory is None else units.size(memory << 20)

@@ -184,6 +184,7 @@ if TYPE_CHECKING:
 else:
     Maybe = Annotated[T, "may be left out"]  # None then, which is not validated; a null in the file is refused
 Name = Annotated[str, Text(NAME.pattern, "a name of letters, digits, dots, dashes and underscores, 64 at most")]
+HostName = Annotated[str, Text(f"{NAME.pattern}(/{NAME.pattern})?", "a host's name, or CLUSTER/NODE")]
 Commit = Annotated[str, Text(COMMIT.pattern, "a full commit id: 40 hex digits, in lower case")]
 CMakeKey = Annotated[
     str,

@@ -12,13 +12,14 @@ import re
 import shlex
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from dgxlab.errors import HostError, SpecError, command, edit, one_line
-from dgxlab.model import HostEntry, Text, digest
+from dgxlab.model import HostEntry, Slurm, Text, digest, limit_s
 from dgxlab.spec.fields import Env, Few, Line, ModelPath, Name, Strict, unsafe_flags
 from dgxlab.spec.nodes import explain, locate, nearest, plain, refuse
 from dgxlab.spec.yaml_file import read_file
@@ -28,6 +29,48 @@ _CONSENTS = "trusted_hosts"
 """File beside the user's hosts.yaml: a line for each entry consented to, with digest, name and hosts.yaml."""
 
 _Ssh = Annotated[str, Text(DESTINATION.pattern, "what ssh is given: an alias, user@host or ssh://user@host:port")]
+
+
+_Option = Annotated[str, Text(r"--?[A-Za-z][^\0\n]*", "an option of sbatch, as --qos=low")]
+_OURS = re.compile(
+    r"--(job-name|export|export-file|parsable|array|wrap|signal|output|error|input|chdir|nodes|nodelist|wait)(=.*)?"
+    r"|-[JaoeiDNwW].*"
+)
+"""Options of sbatch on which the way back to a job depends."""
+
+
+class _Submission(Strict):
+    """What a job asks of Slurm; the keys are the fields of model.Slurm."""
+
+    partition: Line = ""
+    gres: Line = ""
+    time: Line = ""
+    account: Line = ""
+    constraint: Line = ""
+    exclusive: bool = False
+    extra: Few[_Option] = Field(default_factory=list)
+
+    @field_validator("time", mode="before")
+    @classmethod
+    def _limit(cls, value: object) -> str:
+        limit_s(str(value))
+        return str(value)  # 90 is a number to YAML
+
+    @field_validator("extra")
+    @classmethod
+    def _not_ours(cls, extra: list[str]) -> list[str]:
+        if ours := [word for word in extra if _OURS.fullmatch(word)]:
+            raise ValueError(f"{ours[0]} is an option that dgxlab sets itself")
+        return extra
+
+
+class _SlurmSpec(_Submission):
+    build: Literal["login"] | _Submission | None = None
+
+    def entry(self) -> Slurm:
+        fields = self.model_dump(exclude={"build"}) | {"extra": tuple(self.extra)}
+        given = self.build if isinstance(self.build, _Submission) else None
+        return Slurm(**fields, build=given.model_dump(exclude_unset=True) if given else {} if self.build else None)
 
 
 class _HostSpec(Strict):
@@ -40,6 +83,7 @@ class _HostSpec(Strict):
     path_prepend: Few[ModelPath] = Field(default_factory=list)
     env: Env = Field(default_factory=dict)
     lock: ModelPath = ""
+    slurm: _SlurmSpec | None = None
 
     @model_validator(mode="after")
     def _one_way(self) -> _HostSpec:
@@ -72,8 +116,14 @@ def load_hosts(paths: Sequence[Path]) -> dict[str, HostEntry]:
 
 
 def look_up(name: str, paths: Sequence[Path]) -> HostEntry:
-    """Return a host by name without asking for consent; raises SpecError if none of the hosts.yaml files names it."""
+    """Return a host by name without asking for consent; CLUSTER/NODE is one node of a host with slurm:.
+
+    Raises SpecError if none of the hosts.yaml files names it.
+    """
     hosts = load_hosts(paths)
+    cluster, _, node = name.partition("/")
+    if node and cluster in hosts and (slurm := hosts[cluster].slurm):
+        return replace(hosts[cluster], name=name, slurm=replace(slurm, nodelist=node))
     if name not in hosts:
         why = f"host {name} is not known: no hosts.yaml names it{nearest(name, hosts)}"
         places = "\n".join(f"looked in {path}" for path in paths)
@@ -92,7 +142,7 @@ def find_host(name: str, paths: Sequence[Path]) -> HostEntry:
     path = paths[0].with_name(_CONSENTS)
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     consents = {line.partition(" ")[0] for line in lines}
-    if (keys := to_consent(entry, paths[0])) and digest(vars(entry)) not in consents:
+    if (keys := to_consent(entry, paths[0])) and _identity(entry) not in consents:
         why = f"{entry.file} sets its {', '.join(keys)}, and a project may do so only with your consent"
         raise HostError(f"host {name} is not trusted: {why}", next=f"dgxlab host trust {shlex.quote(name)}")
     return entry
@@ -103,7 +153,15 @@ def to_consent(entry: HostEntry, own: Path) -> dict[str, object]:
     if entry.file in ("", str(own)):
         return {}
     keys = {"local": not entry.ssh, "python": entry.python, "path_prepend": list(entry.path_prepend)}
+    keys["slurm"] = entry.slurm.options() if entry.slurm else []
     return {key: value for key, value in {**keys, "env": dict(entry.env), "lock": entry.lock}.items() if value}
+
+
+def _identity(entry: HostEntry) -> str:
+    """Return the digest of an entry; a node's is its cluster's, and a key that was added later counts if it is set."""
+    slurm = entry.slurm and replace(entry.slurm, nodelist="")
+    fields = {**vars(entry), "name": entry.name.partition("/")[0], "slurm": slurm}
+    return digest({key: value for key, value in fields.items() if value is not None})
 
 
 def consent(entry: HostEntry, own: Path) -> None:
@@ -112,7 +170,7 @@ def consent(entry: HostEntry, own: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a") as out:
-            out.write(one_line(f"{digest(vars(entry))} {entry.name} {entry.file}") + "\n")
+            out.write(one_line(f"{_identity(entry)} {entry.name} {entry.file}") + "\n")
     except OSError as error:
         raise SpecError(f"{path} cannot be written: {error.strerror}", next=command("ls", "-ld", path)) from error
 
@@ -156,6 +214,7 @@ def _read(path: Path) -> dict[str, HostEntry]:
         raise
     entries = {}
     for name, host in hosts.items():
-        keys = host.model_dump(exclude={"local", "path_prepend"})
-        entries[name] = HostEntry(name, **keys, path_prepend=tuple(host.path_prepend), file=str(path))
+        keys = host.model_dump(exclude={"local", "path_prepend", "slurm"})
+        slurm = host.slurm.entry() if host.slurm else None
+        entries[name] = HostEntry(name, **keys, path_prepend=tuple(host.path_prepend), slurm=slurm, file=str(path))
     return entries

@@ -182,7 +182,7 @@ class ExperimentSpec(Strict):
     """What results and reports call it; without it the file's name. Never inherited."""
     hypothesis: str = ""
     """What this arm is to show, in a sentence. Never inherited."""
-    host: fields.Name = "local"
+    host: fields.HostName = "local"
     """A name in hosts.yaml; local needs no entry there."""
     llama_cpp: LlamaCpp
     """Which llama.cpp is built."""

@@ -10,19 +10,19 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from dgxlab.agent.boot import NO_AGENT, OPEN_ROOT
 from dgxlab.errors import DgxlabError, HostError, RemoteError, by_exit_code, command, edit, one_line
-from dgxlab.model import Experiment, Facts, HostEntry, Plan, canonical, digest, from_json
+from dgxlab.model import Experiment, Facts, HostEntry, Plan, Slurm, canonical, digest, from_json
 from dgxlab.model.parts import Count, Details, FinalStatus, ModelFile
 from dgxlab.replies import Item, Removal
 from dgxlab.transport.base import CommandFailed, Transport
 from dgxlab.transport.bundle import BOOT, OLD_PYTHON, bundle
 
 T = TypeVar("T")
-State = Literal["absent", "staged", "running", "done", "lost"]
+State = Literal["absent", "staged", "queued", "running", "done", "lost"]
 Stdin = Callable[[], Iterable[bytes]]
 """Returns the stdin of a verb, in pieces; it is called once for each attempt. `tuple` is no input."""
 Wrong = Callable[[T], str]  # returns why a reply does not match the request, "" if it does
@@ -56,6 +56,8 @@ class JobStatus:
     """The final status; None before the job ends."""
     cause: str = ""
     """Why a job with a final status counts as lost."""
+    slurm: str = ""
+    """What Slurm says of a job without a final status."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,15 @@ class RawSize:
 
 
 @dataclass(frozen=True)
+class Node:
+    """A node of a cluster that takes jobs; `facts` are of the last job on it, None before the first."""
+
+    name: str
+    state: str
+    facts: Facts | None = None
+
+
+@dataclass(frozen=True)
 class Probe:
     """What a host has, and what runs on it."""
 
@@ -97,6 +108,8 @@ class Probe:
     """Ids of requested synthetic models that it neither has nor can make."""
     absent: tuple[tuple[str, str], ...] = ()
     """(Key of hosts.yaml, path or program) of each that the host does not have."""
+    nodes: tuple[Node, ...] = ()
+    """Nodes of a cluster, those that are idle first."""
 
 
 class Host:
@@ -105,7 +118,10 @@ class Host:
     def __init__(self, transport: Transport, entry: HostEntry | None = None) -> None:
         self.transport, self.name = transport, transport.name
         self.entry = entry or HostEntry(transport.name)
-        self.settings = canonical({key: getattr(self.entry, key) for key in ("name", "path_prepend", "env", "lock")})
+        settings = {key: getattr(self.entry, key) for key in ("name", "path_prepend", "env", "lock")}
+        if self.entry.slurm:
+            settings["slurm"] = self.entry.slurm.options()
+        self.settings = canonical(settings)
         self.calls = 0
         """Round trips so far."""
         self.answered = False
@@ -201,6 +217,14 @@ class Host:
                 raise RemoteError(f"host {self.name} sent more raw files of job {job_id} than it announced")
             write(piece)
         return announced
+
+    def at(self, slurm: Slurm | None) -> Host:
+        """Return this host with other options for its jobs; None starts them on the login node."""
+        return Host(self.transport, replace(self.entry, slurm=slurm))
+
+    def cluster(self) -> list[tuple[str, str, str]]:
+        """Return (name, state, sentence) of each check of a cluster."""
+        return self._ask(list[tuple[str, str, str]], "cluster")
 
     def inventory(self) -> list[Item]:
         """Return what the agent keeps on the host, by kind, the longest unused first."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dgxlab.errors import HostError, SpecError
-from dgxlab.model import HostEntry
+from dgxlab.model import HostEntry, limit_s
 from dgxlab.spec.hosts import add_host, consent, find_host, load_hosts, look_up
 
 
@@ -134,3 +134,47 @@ def test_a_file_that_cannot_take_a_line_is_not_changed(tmp_path: Path, text: str
     assert caught.value.message.endswith('add by hand "dgx": {ssh: "me@dgx"}')
     assert caught.value.next == f"${{EDITOR:-vi}} {path}"
     assert (path.read_text(), list(tmp_path.glob("*hosts*"))) == (text, [path])
+
+
+def test_a_cluster_and_its_nodes(tmp_path: Path) -> None:
+    slurm = "partition: gpu, gres: 'gpu:1', time: '2:00:00', exclusive: true, extra: --qos=low"
+    path = write(tmp_path / "hosts.yaml", f"cluster: {{ssh: login, slurm: {{{slurm}}}}}\ndgx: {{ssh: dgx}}\n")
+    entry = look_up("cluster", [path]).slurm
+    assert entry
+    assert entry.options() == ["--partition=gpu", "--gres=gpu:1", "--time=2:00:00", "--exclusive", "--qos=low"]
+    assert entry.limit_s == 7200
+    node = look_up("cluster/node1", [path])
+    assert (node.name, node.ssh) == ("cluster/node1", "login")
+    assert "--nodelist=node1" in (node.slurm.options() if node.slurm else [])
+    with pytest.raises(SpecError, match="dgx/node1 is not known"):
+        look_up("dgx/node1", [path])
+    own = tmp_path / "own" / "hosts.yaml"
+    with pytest.raises(HostError, match="sets its slurm"):
+        find_host("cluster", [own, path])
+    consent(look_up("cluster", [own, path]), own)
+    assert find_host("cluster/node2", [own, path]).slurm
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"), [("90", 5400), ("2:30", 150), ("1-12", 129600), ("1-12:30", 131400), ("1-0:0:5", 86405)]
+)
+def test_a_time_limit_in_slurms_forms(limit: str, seconds: float) -> None:
+    assert limit_s(limit) == seconds
+
+
+@pytest.mark.parametrize(
+    ("slurm", "sentence"),
+    [
+        ("time: soon", "must be a time as Slurm writes it"),
+        ("extra: --job-name=x", "--job-name=x is an option that dgxlab sets itself"),
+        ("extra: -Jx", "-Jx is an option that dgxlab sets itself"),
+        ("extra: qos", "an option of sbatch"),
+        ("build: there", "login"),
+        ("queue: gpu", "queue"),
+    ],
+)
+def test_what_is_refused_of_slurm(slurm: str, sentence: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "hosts.yaml", f"cluster: {{ssh: login, slurm: {{{slurm}}}}}\n")
+    with pytest.raises(SpecError) as refused:
+        load_hosts([path])
+    assert sentence in f"{refused.value} {refused.value.details}"

@@ -1,0 +1,59 @@
+"""Hosts that start their jobs through Slurm: which node, which time limit, what is built before."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from dgxlab.agent.slurm import BEFORE_LIMIT_S
+from dgxlab.errors import DgxlabError, JobLost, SpecError, edit
+from dgxlab.lab import Lab, Watch, noted
+from dgxlab.lab.jobs import start_and_follow
+from dgxlab.lab.outlook import least_s
+from dgxlab.model import BuildStep, Plan
+from dgxlab.plan import new_job_id
+from dgxlab.store import Store
+from dgxlab.transport.host import Host, Probe
+from dgxlab.units import duration
+
+RESTARTS = 5
+"""How often a job that Slurm ended for others is followed by another one."""
+_FOR_OTHERS = re.compile(r"\b(PREEMPTED|NODE_FAIL|BOOT_FAIL)\b")
+_GPU_ALONE = {"gres": "", "constraint": "", "nodelist": "", "exclusive": False, "extra": ()}
+"""Options of jobs that measure and not of those that only build."""
+
+
+def at_node(host: Host, node: str) -> Host:
+    """Return a host whose jobs run on this node; a host without Slurm is its own node."""
+    slurm = host.entry.slurm
+    return host.at(replace(slurm, nodelist=node)) if slurm else host
+
+
+def may_go_on(host: Host, error: DgxlabError | None) -> bool:
+    """Return whether Slurm ended a job for reasons that are not the job's own."""
+    return bool(host.entry.slurm and isinstance(error, JobLost) and _FOR_OTHERS.search(error.message))
+
+
+def refuse_short(store: Store, host: Host, job: Plan, device: str) -> None:
+    """Raise SpecError if the time limit is shorter than a plan takes at least, given earlier runs on the device."""
+    slurm = host.entry.slurm
+    needs = least_s(store, job, device) + 2 * BEFORE_LIMIT_S
+    if slurm and needs > slurm.limit_s:
+        why = f"slurm.time of host {host.name} is {slurm.time}, and the plan needs {duration(needs)} or more"
+        raise SpecError(f"{why}, of which Slurm takes the last two minutes", next=edit(host.entry.file))
+
+
+def build_first(lab: Lab, host: Host, job: Plan, probe: Probe, watch: Watch) -> DgxlabError | None:
+    """Build a plan's arms where slurm.build says so, and return the error of that; None if nothing is said.
+
+    What is built there is used if compilers and processor are those of the node; if not, the node builds it again.
+    """
+    slurm = host.entry.slurm
+    if slurm is None or slurm.build is None:
+        return None
+    given = {**slurm.build, "extra": tuple(slurm.build.get("extra", ()))}
+    where = host.at(replace(slurm, **{**_GPU_ALONE, **given}) if slurm.build else None)
+    steps = tuple(step for step in job.steps if isinstance(step, BuildStep))
+    first = replace(job, job_id=new_job_id(f"{job.name}-build"), kind="gate", steps=steps)
+    noted(watch)("building first, without a GPU")
+    return start_and_follow(lab, where, first, probe, watch)

@@ -1,0 +1,271 @@
+"""Jobs through a real Slurm on the loopback: two nodes of this machine, this machine as the login node."""
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dgxlab.errors import RemoteError, SpecError
+from dgxlab.lab.doctor import check_host
+from dgxlab.lab.session import Outcome
+from dgxlab.model import HostEntry, Session
+from dgxlab.model import Slurm as Submission
+from dgxlab.transport.host import Host
+from tests import machines
+from tests.lab.conftest import ToyLab, kinds, notes
+from tests.slurm import Slurm, slurm
+
+pytestmark = pytest.mark.slurm
+Go = Callable[..., ToyLab]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    with slurm(tmp_path_factory.mktemp("slurm") / "cluster") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(running: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
+    """The cluster, idle at first and at last; its programs find it."""
+    for name, value in running.env.items():
+        monkeypatch.setenv(name, value)
+    yield running
+    running.tell("scancel", "--user=root", "--signal=KILL", "--full")
+    running.tell("scancel", "--user=root")
+    running.wait_up()
+
+
+@pytest.fixture
+def go(cluster: Slurm, make_toy_lab: Go) -> Go:
+    """Make labs whose host submits to the cluster, with these options."""
+
+    def make(name: str = "lab", root: Path | None = None, **options: Any) -> ToyLab:
+        made = make_toy_lab(name, root=root) if root else make_toy_lab(name)
+        options = {"partition": "gpu", "gres": "gpu:4", "time": "1:00:00", **options}
+        entry = HostEntry("local", path_prepend=(str(Path(sys.executable).parent),), slurm=Submission(**options))
+        host = Host(made.host.transport, entry)
+        return replace(made, lab=replace(made.lab, connect=lambda name: host), host=host)
+
+    return make
+
+
+BUSY = ("sbatch", "--parsable", "--job-name=other", "--gres=gpu:4", "--output=/dev/null", "--wrap=sleep 600")
+
+
+def slow(lab: ToyLab) -> str:
+    """Start a job that waits for its release, as a client that is gone then; return its id once it measures."""
+    job_id = lab.submit(lab.slow()).job_id
+    lab.wait_for(job_id, '"event":"run"')
+    return job_id
+
+
+def rerun(lab: ToyLab) -> Outcome:
+    """Run the same, which no longer waits."""
+    experiment = lab.slow()
+    lab.release()
+    return lab.run_well(experiment)[0]
+
+
+def number_of(cluster: Slurm, job_id: str) -> str:
+    """Return the number that Slurm gave a job."""
+    return cluster.tell("squeue", "--noheader", "--states=all", f"--name={job_id}", "--format=%i").strip()
+
+
+def ended(lab: ToyLab, job_id: str) -> str:
+    """Wait until a job has ended, and return what Slurm or its final status says."""
+    deadline = time.monotonic() + 60
+    while (status := lab.host.status(job_id)).state in ("queued", "running"):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return status.slurm or str(status.rc and (status.rc.get("message") or status.rc["status"]))
+
+
+def test_a_run_and_what_is_up_to_date(go: Go) -> None:
+    lab = go()
+    outcome, events = lab.run_well()
+    assert outcome.measured == outcome.planned > 0
+    job = lab.lab.store.job(outcome.job_id)
+    assert job.facts
+    granted = job.facts["details"]["slurm"]
+    assert granted["partition"] == "gpu"
+    assert granted["node"] in ("node1", "node2")
+    assert outcome.device.host_id == job.host_id
+    assert notes(events, "Slurm job ")
+    again, _ = lab.run_well()
+    assert (again.job_id, again.reused, again.device) == ("", outcome.planned, outcome.device)
+
+
+def test_what_one_node_measured_is_not_up_to_date_on_another(go: Go) -> None:
+    first, _ = go("one", nodelist="node1").run_well()
+    other = go("two", nodelist="node2")
+    second, _ = other.run_well()
+    assert second.measured == second.planned
+    assert second.device != first.device
+
+
+def test_a_lost_answer_finds_the_job_by_its_name(go: Go, cluster: Slurm) -> None:
+    lab = go()
+    job_id = slow(lab)
+    plan, _ = lab.host.plan(job_id)
+    for _ in range(2):
+        assert lab.host.submit(plan).state == "running"
+    (lab.root / "jobs" / job_id / "slurm.json").unlink()  # cut between sbatch and its answer
+    assert len(number_of(cluster, job_id).split()) == 1
+    lab.release()
+    assert ended(lab, job_id) == "done"
+
+
+def test_a_job_waits_with_slurms_reason_and_is_cancelled_alone(go: Go, cluster: Slurm) -> None:
+    others = [cluster.tell(*BUSY, f"--nodelist={node}").strip() for node in ("node1", "node2")]
+    lab = go()
+    job_id = lab.submit(lab.experiment()).job_id
+    status = lab.host.status(job_id)
+    assert status.state == "queued"
+    assert re.match(r"PENDING.*, Slurm job \d+$", status.slurm)
+    (listed,) = (job for job in lab.host.jobs() if job.job_id == job_id)
+    assert listed.state == "queued"
+    assert lab.host.cancel(job_id).state == "done"
+    assert ended(lab, job_id) == "cancelled"
+    left = cluster.tell("squeue", "--noheader", "--states=PENDING,RUNNING", "--format=%i").split()
+    assert sorted(left) == sorted(others)
+
+
+def test_cancel_ends_a_running_job_and_keeps_what_it_measured(go: Go, cluster: Slurm) -> None:
+    lab = go()
+    job_id = slow(lab)
+    status = lab.host.cancel(job_id)
+    assert status.state == "done"
+    assert status.rc
+    assert status.rc["status"] == "cancelled"
+    outcome = rerun(lab)
+    assert 0 < outcome.reused < outcome.planned
+
+
+@pytest.mark.parametrize("how", ["scancel", "preempted", "limit", "killed"])
+def test_a_job_that_slurm_ends_says_why_and_the_next_does_what_is_missing(go: Go, cluster: Slurm, how: str) -> None:
+    lab = go(nodelist="node1")
+    job_id = slow(lab)
+    number = number_of(cluster, job_id)
+    if how == "scancel":
+        cluster.tell("scancel", number)
+        assert "CANCELLED" in ended(lab, job_id)
+    elif how == "preempted":
+        cluster.tell(*BUSY, "--partition=urgent", "--nodelist=node1", "--time=1")
+        assert "PREEMPTED" in ended(lab, job_id)
+        cluster.tell("scancel", "--name=other")
+    elif how == "limit":
+        cluster.tell("scontrol", "update", f"jobid={number}", "timelimit=1")
+        cluster.tell("scancel", "--batch", "--signal=TERM", number)  # which Slurm sends a minute before the limit
+        assert "TIMEOUT" in ended(lab, job_id)
+    else:
+        with pytest.raises(subprocess.CalledProcessError):
+            cluster.tell("scontrol", "requeue", number)
+        lab.kill(job_id)
+        assert "FAILED" in ended(lab, job_id)
+    outcome = rerun(lab)
+    assert outcome.measured > 0
+    assert outcome.reused > 0
+    assert outcome.measured + outcome.reused == outcome.planned
+
+
+def test_a_preempted_run_goes_on_by_itself(go: Go, cluster: Slurm) -> None:
+    lab = go(nodelist="node1")
+    sent: list[str] = []
+
+    def preempt(event: dict[str, Any]) -> None:
+        if event["event"] == "run" and not sent:
+            sent.append(cluster.tell(*BUSY, "--partition=urgent", "--nodelist=node1", "--time=1"))
+        elif "PREEMPTED" in event.get("note", ""):
+            lab.release()
+            cluster.tell("scancel", sent[0].strip())
+
+    outcome, events = lab.run_well(lab.slow(), react=preempt)
+    assert notes(events, "a new job does what is missing")
+    assert outcome.measured + outcome.reused == outcome.planned
+    runs = [event for event in kinds(events, "run") if event["status"] == "valid"]
+    cells = [result["cell"] for run in runs for result in run["results"]]
+    assert len(cells) == len(set(cells)) == outcome.planned
+
+
+def test_a_requeued_job_does_nothing_twice(go: Go, cluster: Slurm) -> None:
+    lab = go(extra=("--requeue",))
+    job_id = slow(lab)
+    number = number_of(cluster, job_id)
+    cluster.tell("scontrol", "requeue", number)
+    assert "Slurm ended the job" in ended(lab, job_id)
+    journal = lab.root / "jobs" / job_id / "journal.jsonl"
+    before = journal.read_bytes()
+    script = cluster.tell("scontrol", "write", "batch_script", number, "-")
+    subprocess.run(["sh"], input=script, text=True, check=True)  # as Slurm does in two minutes
+    assert journal.read_bytes() == before
+
+
+def test_slurmctld_is_away_for_a_while(go: Go, cluster: Slurm) -> None:
+    lab = go()
+    job_id = slow(lab)
+    cluster.kill("slurmctld")
+    assert lab.host.status(job_id).state == "running"
+    lab.release()
+    cluster.start("slurmctld")
+    assert ended(lab, job_id) == "done"
+    cluster.wait_up()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"partition": "nope"}, "invalid partition"),
+        ({"gres": "gpu:h200:9"}, "node configuration is not available"),
+        ({"constraint": "h200"}, "Invalid feature"),
+    ],
+)
+def test_what_slurm_refuses_is_said_in_its_words(go: Go, options: dict[str, str], words: str) -> None:
+    lab = go(**options)
+    with pytest.raises(RemoteError, match=words):
+        lab.run(lab.experiment())
+    missing = [finding for finding in check_host(lab.host) if finding.state == "missing"]
+    assert any(words in finding.text and finding.next for finding in missing)
+
+
+def test_a_login_node_without_slurm(go: Go, tmp_path: Path) -> None:
+    lab = go()
+    bare = machines.programs(tmp_path / "bare", "git", "cc", "c++", "cmake", "ninja")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", str(bare))
+        with pytest.raises(RemoteError, match="there is no sinfo on local"):
+            lab.host.probe()
+
+
+def test_a_time_limit_that_the_plan_does_not_fit_is_refused(go: Go) -> None:
+    lab = go(time="2")
+    spec = lab.experiment(session=Session(block_minutes=1.0))
+    with pytest.raises(SpecError, match="time of host local is 2"):
+        lab.run(spec, "noise", baseline=spec)
+
+
+@pytest.mark.parametrize("build", [{}, {"partition": "gpu", "time": "30"}])
+def test_building_first(go: Go, build: dict[str, str], tmp_path: Path) -> None:
+    lab = go(root=tmp_path / "root", build=build)
+    outcome, events = lab.run_well()
+    assert notes(events, "building first")
+    first, second = kinds(events, "build")
+    assert not first["reused"]
+    assert second["reused"]
+    assert outcome.measured == outcome.planned
+
+
+def test_the_doctor_looks_at_the_cluster(go: Go) -> None:
+    lab = go()
+    said = {finding.name: finding for finding in check_host(lab.host)}
+    assert said["nodes"].text == "2 take jobs, 2 of them idle"
+    assert "to start at" in said["submit"].text
+    assert said["sacct"].state == "note"
+    assert re.search(r"is shared with node node[12]$", said["root"].text)
+    assert said["node"].state == "ok"

@@ -1,0 +1,175 @@
+"""A real Slurm on the loopback: munged, slurmctld, and two slurmds that are two nodes of this one machine.
+
+It runs as root, the only user who can start it without installing anything, with configuration, keys and state in one
+folder. Its programs find it by SLURM_CONF alone. Ended by the pids of what was started, never by name.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.sshd import descendants
+
+NODES = ("node1", "node2")
+GPUS = 4
+"""Of each node; they are links to a device, which no program opens."""
+START_S = 20.0
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
+
+CONFIG = """ClusterName=toy
+SlurmctldHost=localhost(127.0.0.1)
+SlurmctldPort={ctld}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool.%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SchedulerType=sched/backfill
+SchedulerParameters=bf_interval=1,batch_sched_delay=0
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+MpiDefault=none
+SwitchType=switch/none
+ReturnToService=2
+KillWait=5
+MinJobAge=300
+InactiveLimit=0
+GresTypes=gpu
+SlurmdParameters=config_overrides
+NodeName=DEFAULT CPUs=64 RealMemory=1000 Gres=gpu:{gpus}
+NodeName={nodes} NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports}
+PartitionName=gpu Nodes={nodes} Default=YES MaxTime=1-00:00:00 State=UP PriorityTier=1 OverSubscribe=NO
+PartitionName=urgent Nodes={nodes} MaxTime=1:00:00 State=UP PriorityTier=9 PreemptMode=OFF
+PartitionName=down Nodes={nodes} State=DOWN
+"""
+
+
+@dataclass
+class Slurm:
+    """A running cluster; `env` is what its programs need beside PATH."""
+
+    folder: Path
+    children: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {"SLURM_CONF": str(self.folder / "slurm.conf")}
+
+    def tell(self, *argv: str) -> str:
+        """Run one of Slurm's programs, and return what it printed."""
+        env = {**os.environ, **self.env}
+        return subprocess.run(argv, env=env, check=True, capture_output=True, text=True, timeout=60).stdout
+
+    def start(self, name: str) -> None:
+        """Start slurmctld, or the slurmd of a node by the node's name; again, where it was ended before."""
+        argv = ["slurmctld", "-D"] if name == "slurmctld" else ["slurmd", "-D", "-N", name]
+        with (self.folder / f"{name}.out").open("ab") as out:
+            env = {**os.environ, **self.env}
+            self.children[name] = subprocess.Popen(
+                [_found(argv[0]), *argv[1:]], env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+            )
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> None:
+        """End slurmctld or a node's slurmd; the jobs on the node go on."""
+        self.children[name].send_signal(number)
+        self.children.pop(name).wait()
+
+    def wait_up(self) -> None:
+        """Wait until all nodes take jobs."""
+        deadline = time.monotonic() + START_S
+        seen = ""
+        while time.monotonic() < deadline and not any(child.poll() for child in self.children.values()):
+            with suppress(subprocess.CalledProcessError):
+                seen = self.tell("sinfo", "--noheader", "--Node", "--partition=gpu", "--format=%t")
+                if seen.split() == ["idle"] * len(NODES):
+                    return
+            time.sleep(0.05)
+        raise AssertionError(f"Slurm did not start: {seen}\n{self.logs()}")
+
+    def logs(self) -> str:
+        texts = (path.read_text(errors="replace")[-3000:] for path in sorted(self.folder.glob("*.[lo][ou][gt]")))
+        return "\n".join(texts)
+
+
+@contextmanager
+def slurm(folder: Path) -> Iterator[Slurm]:
+    """Run a cluster until the block ends, and end all its jobs then."""
+    lacking = [name for name in PROGRAMS if not Path(_found(name)).exists()]
+    if lacking or os.getuid() != 0:
+        pytest.skip(f"no Slurm can be started here, it needs root and {' '.join(lacking)}: apt-get install slurm-wlm")
+    for part in ("state", *(f"spool.{node}" for node in NODES)):
+        (folder / part).mkdir(parents=True)
+    folder.chmod(0o711)
+    ctld, *ports = _free_ports(1 + len(NODES))
+    text = CONFIG.format(folder=folder, ctld=ctld, gpus=GPUS, nodes=",".join(NODES), ports=",".join(map(str, ports)))
+    (folder / "slurm.conf").write_text(text)
+    for number in range(GPUS):
+        (folder / f"gpu{number}").symlink_to("/dev/null")
+    (folder / "gres.conf").write_text(f"AutoDetect=off\nName=gpu File={folder}/gpu[0-{GPUS - 1}]\n")
+    (folder / "munge.key").write_bytes(os.urandom(128))
+    (folder / "munge.key").chmod(0o400)
+    argv = [_found("munged"), "--foreground", "--force", f"--socket={folder}/munge.socket"]
+    argv += [f"--{name}-file={folder}/munge.{name}" for name in ("key", "pid", "seed", "log")]
+    running = Slurm(folder)
+    log = (folder / "munged.out").open("wb")
+    running.children["munged"] = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    try:
+        _wait_for(folder / "munge.socket", running)
+        for name in ("slurmctld", *NODES):
+            running.start(name)
+        running.wait_up()
+        yield running
+    finally:
+        with suppress(subprocess.SubprocessError):
+            running.tell("scancel", "--user=root", "--signal=KILL", "--full")
+        left = [pid for child in running.children.values() for pid in (child.pid, *descendants(child.pid))]
+        left += [int(pid) for file in folder.glob("*/job*/slurm_script.pid") for pid in [file.read_text()]]
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for child in running.children.values():
+            child.wait()
+        log.close()
+
+
+def _found(name: str) -> str:
+    return shutil.which(name) or f"/usr/sbin/{name}"
+
+
+def _free_ports(number: int) -> Sequence[int]:
+    probes = [socket.socket() for _ in range(number)]
+    for probe in probes:
+        probe.bind(("127.0.0.1", 0))
+    ports = [int(probe.getsockname()[1]) for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+def _wait_for(path: Path, running: Slurm) -> None:
+    deadline = time.monotonic() + START_S
+    while not path.exists():
+        assert running.children["munged"].poll() is None, (running.folder / "munged.out").read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
