@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 
-from bench.commands import edit, help_page, plan10k, up_to_date, verdicts
+from bench.commands import completion, edit, help_page, plan10k, up_to_date, verdicts
 from bench.figure import Figure, Others, described
 from bench.jobs import agent, followed, memory, over_distance, over_ssh, stage
 from bench.noises import alternating, families, half_widths, noises, promotions
@@ -19,6 +19,7 @@ from bench.simulated import blocks, coverage, false_verdicts, power, power_restl
 
 FIGURES: Mapping[str, Callable[[bool], Figure]] = {
     "help": help_page,
+    "completion": completion,
     "plan10k": plan10k,
     "up_to_date": up_to_date,
     "edit": edit,

@@ -11,40 +11,54 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from typer.main import get_command
+
 from bench.figure import Figure, figure, ratios, take_turns
 from bench.place import Place, place
+from dgxlab.cli import app
 from dgxlab.model.events import StepEvent
 from tests.journals import read
 
-TWO_COMMANDS = '''
-import typer
-
-app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True, add_completion=False)
-
-
-@app.command()
-def first(name: str) -> None:
-    """Do one thing."""
+TYPER = "typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)"
+COMMAND = """
+@{group}.command("{name}")
+def command(name: str) -> None:
+    '''Do one thing.'''
+"""
 
 
-@app.command()
-def second(name: str) -> None:
-    """Do another."""
-
-
-app()
-'''
+def as_many_commands() -> str:
+    """Return a typer program with the names of all our commands, each with one argument."""
+    lines = ["import typer", f"app = {TYPER}"]
+    for name, command in get_command(app).commands.items():
+        group = f"group_{name.replace('-', '_')}" if hasattr(command, "commands") else "app"
+        if group != "app":
+            lines += [f"{group} = {TYPER}", f"app.add_typer({group}, name={name!r})"]
+        lines += [COMMAND.format(group=group, name=leaf) for leaf in getattr(command, "commands", {name: None})]
+    return "\n".join([*lines, "app()"])
 
 
 def help_page(quick: bool) -> Figure:
-    """Time `dgxlab --help` against the smallest typer program with two commands."""
+    """Time `dgxlab --help` against a typer program with as many commands."""
     with place() as here:
-        least = here.folder / "least.py"
-        least.write_text(TWO_COMMANDS)
-        sides = here.command("--help"), lambda: here.timed([sys.executable, least, "--help"])
+        other = here.folder / "other.py"
+        other.write_text(as_many_commands())
+        sides = here.command("--help"), lambda: here.timed([sys.executable, other, "--help"])
         take_turns(1, *sides)  # compiles what is imported
         ours, theirs = take_turns(3 if quick else 25, *sides)
-    return ratios("help", "dgxlab --help / a two-command typer program", 1.3, dgxlab=ours, typer=theirs)
+    return ratios("help", "dgxlab --help / a typer program with as many commands", 1.4, dgxlab=ours, typer=theirs)
+
+
+def completion(quick: bool) -> Figure:
+    """Time the completion of an experiment's name, among 60."""
+    with place() as here:
+        for number in range(60):
+            here.spec(f"toy-{number}")
+        typed = {"COMP_WORDS": "dgxlab plan toy", "COMP_CWORD": "2", "_DGXLAB_COMPLETE": "complete_bash"}
+        words = ["env", *(f"{name}={value}" for name, value in typed.items()), sys.executable, "-m", "dgxlab"]
+        take_turns(1, lambda: here.timed(words))
+        (walls,) = take_turns(3 if quick else 25, lambda: here.timed(words))
+    return figure("completion", "an experiment's name completed, of 60", walls, "s", 0.2)
 
 
 def plan10k(quick: bool) -> Figure:

@@ -67,3 +67,8 @@ def user_folder(variable: str, default: str) -> Path:
     """
     base = Path(os.environ.get(variable, ""))
     return (base if base.is_absolute() else Path.home() / default) / "dgxlab"
+
+
+def hosts_files() -> tuple[Path, Path]:
+    """Return the paths of the user's own hosts.yaml and of the project's; they need not exist."""
+    return user_folder("XDG_CONFIG_HOME", ".config") / "hosts.yaml", root() / "hosts.yaml"

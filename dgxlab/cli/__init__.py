@@ -37,7 +37,6 @@ app = App(
     "Patch, build, gate and benchmark llama.cpp, with numbers that can be traced.",
     name="dgxlab",
     pretty_exceptions_enable=False,
-    add_completion=False,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 for _command in (

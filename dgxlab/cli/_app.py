@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from typer import Argument, Option
 
+from dgxlab.cli import _complete
 from dgxlab.errors import SpecError, command
-from dgxlab.project import MARKER, is_marked, or_init, root, spec_at, specs, user_folder
+from dgxlab.project import MARKER, hosts_files, is_marked, or_init, root, spec_at, specs
 
 if TYPE_CHECKING:
     from dgxlab.lab import Lab
@@ -39,7 +40,7 @@ FailOnOption = Annotated[
 ]
 WideOption = Annotated[bool, Option("--wide", help="Show every column, and each run and cycle left out.")]
 JOB = "its id, enough of its beginning, or its last six characters"
-JobArgument = Annotated[str, Argument(help=f"A job: {JOB}.")]
+JobArgument = Annotated[str, Argument(help=f"A job: {JOB}.", autocompletion=_complete.sessions)]
 
 
 @dataclass(frozen=True)
@@ -163,11 +164,6 @@ def find_spec(spec: str) -> Path:
     folder = label(root() / "experiments")
     near = "".join(f"; there is {name!r}" for name in difflib.get_close_matches(spec, known, n=1))
     raise SpecError(f"{folder} has no experiment {spec!r}{near}", next=or_init(command("ls", "-R", folder)))
-
-
-def hosts_files() -> tuple[Path, Path]:
-    """Return the paths of the user's own hosts.yaml and of the project's; they need not exist."""
-    return user_folder("XDG_CONFIG_HOME", ".config") / "hosts.yaml", root() / "hosts.yaml"
 
 
 def connect(name: str) -> Host:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -46,11 +47,19 @@ class Out:
         if text:
             _write(sys.stdout, text.rstrip("\n"))
 
-    def lines(self, values: Iterable[Any], human: Callable[[], str]) -> None:
-        """Print a result of several parts to stdout: each value as a line of JSON, else the text `human`."""
+    def lines(self, values: Iterable[Any], human: Callable[[], str], *, verdicts: bool = False) -> None:
+        """Print a result of several parts to stdout: each value as a line of JSON, else the text `human`.
+
+        On a terminal, the words of `verdicts` in the text are coloured.
+        """
         if self.format is Format.json:
             text = "\n".join(json.dumps(value, ensure_ascii=False, allow_nan=False) for value in values)
             _write(sys.stdout, escaped(text))
+        elif verdicts and sys.stdout.isatty():
+            from dgxlab.cli._terminal import draw_lines
+
+            with _reader(sys.stdout):
+                draw_lines(clean(human()))
         else:
             _write(sys.stdout, clean(human()))
 
@@ -103,14 +112,22 @@ def plural(number: int, word: str) -> str:
 
 
 def table(rows: Sequence[Mapping[str, str]], *, right: Collection[str] = ()) -> str:
-    """Return rows, at least one, as a text table with a header; columns named in `right` are right-aligned."""
+    """Return rows, at least one, as a text table with a header; columns named in `right` are right-aligned.
+
+    Where stdout is a terminal too narrow for it, each row is a list of its cells.
+    """
     columns = list(rows[0])
     lines = [columns, *([one_line(row[column]) for column in columns] for row in rows)]
     padded = []
     for number, column in enumerate(columns):
         width = max(len(line[number]) for line in lines)
         padded.append([line[number].rjust(width) if column in right else line[number].ljust(width) for line in lines])
-    return "\n".join("  ".join(line).rstrip() for line in zip(*padded, strict=True))
+    text = "\n".join("  ".join(line).rstrip() for line in zip(*padded, strict=True))
+    if not sys.stdout.isatty() or max(map(len, text.splitlines())) <= shutil.get_terminal_size().columns:
+        return text
+    width = max(map(len, columns))
+    cells = ([f"{column:<{width}}  {cell}" for column, cell in zip(columns, line, strict=True)] for line in lines[1:])
+    return "\n\n".join("\n".join(row) for row in cells)
 
 
 def show_error(error: DgxlabError) -> None:

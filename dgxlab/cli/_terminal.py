@@ -1,28 +1,56 @@
-"""Terminal output: reports drawn with rich, and a progress bar below the lines."""
+"""Terminal output: reports drawn with rich, verdicts in colour, and a progress bar below the lines."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.markdown import Heading, Markdown, MarkdownContext, TableElement, TextElement
+from rich.markdown import Heading, Markdown, MarkdownContext, Paragraph, TableDataElement, TableElement, TextElement
 from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.rule import Rule
+from rich.table import Column, Table
 from rich.text import Text, TextType
 
 from dgxlab.cli._display import Lines, position
 from dgxlab.errors import one_line
 
+COLOURS = {"faster": "green", "slower": "red", "same": "cyan", "inconclusive": "yellow", "invalid": "magenta"}
+"""By verdict, the colour of its word; rich leaves colours out where NO_COLOR is set."""
+
+_VERDICT = re.compile(rf"(?:[^:]+: (?:screen: )?)?({'|'.join(COLOURS)})(?=[,:\s]|$)")
 _WORD = 40  # max length of a word in a drawn table that is not broken into lines
 
 
 def draw(markdown: str) -> None:
     """Draw a markdown report on stdout."""
     Console(highlight=False).print(_Page(markdown, hyperlinks=False), crop=False)
+
+
+def draw_lines(text: str) -> None:
+    """Draw plain lines on stdout, the verdict of each in its colour."""
+    console = Console(highlight=False, soft_wrap=True)
+    for line in text.splitlines():
+        console.print(_coloured(Text(line)))
+
+
+def _coloured(text: Text) -> Text:
+    """Colour a verdict that begins a text, or follows a name and a colon."""
+    if found := _VERDICT.match(text.plain):
+        text.stylize(COLOURS[found[1]], *found.span(1))
+    return text
+
+
+class _Paragraph(Paragraph):
+    """A paragraph that may begin with a verdict."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        _coloured(self.text)
+        yield from super().__rich_console__(console, options)
 
 
 class _Title(Heading):
@@ -44,21 +72,41 @@ class _Summary(TextElement):
 
 
 class _Rows(TableElement):
-    """A table that breaks texts but never numbers: a number cut short is a wrong number."""
+    """A table that breaks texts but never numbers: a number cut short is a wrong number.
+
+    Where even so the terminal is too narrow, each row is a list of its cells.
+    """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         table, boundless = self.table(), options.update(max_width=10_000)
         if Measurement.get(console, boundless, table).maximum > options.max_width:
             table = self.table(tight=True)
-        needed = Measurement.get(console, boundless, table).minimum
-        # wider than the terminal if necessary; the terminal then wraps the lines
-        yield from console.render(table, options.update(max_width=max(options.max_width, needed)))
+        if Measurement.get(console, boundless, table).minimum <= options.max_width:
+            yield table
+            return
+        for row in self.cells():
+            yield Rule(style="dim")
+            yield row
+
+    def cells(self) -> Iterator[Table]:
+        """Yield each row as lines of column and cell."""
+        header, *body = self.rows()
+        for row in body:
+            lines = Table.grid(Column(overflow="fold", style="dim"), Column(overflow="fold"), padding=(0, 2, 0, 0))
+            for column, cell in zip(header, row, strict=True):
+                lines.add_row(column.content, _coloured(cell.content))
+            yield lines
+
+    def rows(self) -> list[list[TableDataElement]]:
+        """Return the cells of the header and of each row."""
+        header = self.header.row.cells if self.header and self.header.row else []
+        return [header, *(row.cells for row in (self.body.rows if self.body else []))]
 
     def table(self, *, tight: bool = False) -> Table:
         """Return the table to draw; if `tight`, headers of number columns break at blanks."""
         drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_edge=False)
-        header = self.header.row.cells if self.header and self.header.row else []
-        body = [[cell.content for cell in row.cells] for row in (self.body.rows if self.body else [])]
+        header, *rows = self.rows()
+        body = [[_coloured(cell.content) for cell in row] for row in rows]
         for cell, *values in zip(header, *body, strict=True):
             number = cell.justify == "right"
             parts = [part for value in values for part in ([value.plain] if number else value.plain.split())]
@@ -80,7 +128,13 @@ class _Rows(TableElement):
 class _Page(Markdown):
     """A report in markdown, as rich draws it."""
 
-    elements = {**Markdown.elements, "heading_open": _Title, "table_open": _Rows, "html_block": _Summary}  # noqa: RUF012
+    elements = {  # noqa: RUF012
+        **Markdown.elements,
+        "heading_open": _Title,
+        "table_open": _Rows,
+        "html_block": _Summary,
+        "paragraph_open": _Paragraph,
+    }
 
 
 class Bar:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from dgxlab.cli._app import App, Workspace, connect, hosts_files
+from dgxlab.cli import _complete
+from dgxlab.cli._app import App, Workspace, connect
 from dgxlab.cli._out import Out, agreed, as_typed, plural, table, typed
 from dgxlab.errors import AGAIN, CheckFailed, DgxlabError, HostError, SpecError, UsageError, one_line
+from dgxlab.project import hosts_files
 from dgxlab.units import size
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 app = App("Add, list, check and clean hosts.")
 
-_NameArgument = Annotated[str, Argument(help="The host's name.")]
+_NameArgument = Annotated[str, Argument(help="The host's name.", autocompletion=_complete.hosts)]
 
 Kind = StrEnum("Kind", ["builds", "models", "work", "jobs", "tools", "agents", "leftovers"])
 """What can be removed from a host."""
@@ -71,7 +73,7 @@ def add(
 
 @app.add
 def trust(
-    name: str = Argument(help="The host's name."),
+    name: _NameArgument,
     yes: bool = Option(False, "--yes", "-y", help="Consent without asking."),
     *,
     out: Out,
@@ -160,7 +162,10 @@ def clean(
 
 
 def doctor(
-    name: str = Argument("local", help="The host to look at as well."), *, workspace: Workspace, out: Out
+    name: str = Argument("local", help="The host to look at as well.", autocompletion=_complete.hosts),
+    *,
+    workspace: Workspace,
+    out: Out,
 ) -> None:
     """Show what is missing here and on a host, and how to fix it.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from dgxlab.cli import _complete
 from dgxlab.cli._app import JOB, App, JobArgument, Workspace, connect
 from dgxlab.cli._out import Format, Out, clean, table, write_bytes
 from dgxlab.cli.run import raise_for_verdicts
@@ -21,12 +22,19 @@ if TYPE_CHECKING:
 app = App("Judge whole sessions.")
 
 _WhereOption = Annotated[
-    str | None, Option("--host", help="Look for it on this host, as another laptop may have started it.")
+    str | None,
+    Option(
+        "--host",
+        help="Look for it on this host, as another laptop may have started it.",
+        autocompletion=_complete.hosts,
+    ),
 ]
 
 
 def jobs(
-    host: str | None = Option(None, help="The host to ask, by its name in hosts.yaml; local by default."),
+    host: str | None = Option(
+        None, help="The host to ask, by its name in hosts.yaml; local by default.", autocompletion=_complete.hosts
+    ),
     *,
     workspace: Workspace,
     out: Out,
@@ -142,10 +150,12 @@ def reject(
 
 
 def logs(
-    session: str = Argument(help=f"A session: {JOB}."),
+    session: str = Argument(help=f"A session: {JOB}.", autocompletion=_complete.sessions),
     name: str | None = Argument(None, help="The file to print, as the list names it."),
     unpack: Path | None = Option(None, "--out", help="Unpack every file into this new folder."),
-    host: str | None = Option(None, help="Fetch from this host, where the record's name for it is not yours."),
+    host: str | None = Option(
+        None, help="Fetch from this host, where the record's name for it is not yours.", autocompletion=_complete.hosts
+    ),
     *,
     workspace: Workspace,
     out: Out,

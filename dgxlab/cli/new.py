@@ -7,6 +7,7 @@ from pathlib import Path
 
 from typer import Argument, Option
 
+from dgxlab.cli import _complete
 from dgxlab.cli._app import App, find_spec
 from dgxlab.cli._out import Out
 from dgxlab.errors import UsageError, command
@@ -48,7 +49,9 @@ def init(
 @app.add
 def experiment(
     name: str = Argument(help="The new experiment's name."),
-    extends: str = Option(..., help="What it starts from: a YAML file, or its name in experiments/."),
+    extends: str = Option(
+        ..., help="What it starts from: a YAML file, or its name in experiments/.", autocompletion=_complete.experiments
+    ),
     *,
     out: Out,
 ) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from dgxlab import project
+from dgxlab.cli import _complete
 from dgxlab.cli._app import App, TrustSourceOption, readable_experiments
 from dgxlab.cli._out import Out, plural, typed
 from dgxlab.errors import CheckFailed, SpecError, UsageError, command
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 app = App("List, check, refresh and export patch series.")
 
-_NameArgument = Annotated[str, Argument(help="The series: a folder under patches/.")]
+_NameArgument = Annotated[str, Argument(help="The series: a folder under patches/.", autocompletion=_complete.series)]
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,10 @@ def list_(*, out: Out) -> None:
 
 @app.add
 def check(
-    names: list[str] | None = Argument(None, help="Series to check; all by default."), *, options: _PinOptions, out: Out
+    names: list[str] | None = Argument(None, help="Series to check; all by default.", autocompletion=_complete.series),
+    *,
+    options: _PinOptions,
+    out: Out,
 ) -> None:
     """Check that series are complete and apply to a pin exactly.
 

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from typer import Argument, Option
 
+from dgxlab.cli import _complete
 from dgxlab.cli._app import JOB, WideOption, Workspace
 from dgxlab.cli._out import Out, plural
 from dgxlab.errors import CheckFailed, SpecError, UsageError, command, edit
@@ -30,11 +31,14 @@ Form = StrEnum(
 
 def report(  # noqa: PLR0913, PLR0917 - each is an option
     names: list[str] | None = Argument(
-        None, metavar="NAME", help=f"An experiment's name, or a session: {JOB}; documents with --update and --check."
+        None,
+        metavar="NAME",
+        help=f"An experiment's name, or a session: {JOB}; documents with --update and --check.",
+        autocompletion=_complete.subjects,
     ),
     form: Form | None = Option(None, help="Only tables of this form; several names side by side."),
     baseline: str | None = Option(None, help="What steps and verdicts are set against."),
-    host: str | None = Option(None, help="Only what was measured there, of a form."),
+    host: str | None = Option(None, help="Only what was measured there, of a form.", autocompletion=_complete.hosts),
     model: str | None = Option(None, help="Only cells of this model, of a form."),
     cells: str | None = Option(None, help="Only cells with these words, of a form: 'q4_K n=512,pp512'."),
     published: str | None = Option(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+from dgxlab.cli import _complete
 from dgxlab.cli._app import FailOnOption, TrustSourceOption, WideOption, Workspace, experiment
 from dgxlab.cli._out import Out, plural, show_error
 from dgxlab.errors import AGAIN, CheckFailed, ConditionsError, DgxlabError, SpecError, UsageError, command
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 
 Same = StrEnum("Same", ["matrix", "models", "session", "host"])  # differences between the arms that --allow can permit
 
-_SpecArgument = Annotated[str, Argument(help="The experiment's YAML file, or its name in experiments/.")]
+_SpecArgument = Annotated[
+    str, Argument(help="The experiment's YAML file, or its name in experiments/.", autocompletion=_complete.experiments)
+]
 _AllowOption = Annotated[
     list[Same] | None, Option("--allow", help="Compare arms that differ in this too; may be given again.")
 ]
@@ -44,7 +47,9 @@ _MaxMinutesOption = Annotated[
 class _SpecOptions:
     """Options of every command that reads specs."""
 
-    host: Annotated[str | None, Option("--host", help="Run on this host instead of the spec's.")] = None
+    host: Annotated[
+        str | None, Option("--host", help="Run on this host instead of the spec's.", autocompletion=_complete.hosts)
+    ] = None
     set_: Annotated[
         list[str] | None,
         Option("--set", metavar="KEY=VALUE", help="Override one value of the spec; may be given again."),
@@ -101,8 +106,12 @@ def gate(
 
 
 def ab(  # noqa: PLR0913 - each is an option
-    baseline: str = Argument(help="What to compare with: a YAML file, or its name in experiments/."),
-    candidate: str = Argument(help="What is to be judged: a YAML file, or its name in experiments/."),
+    baseline: str = Argument(
+        help="What to compare with: a YAML file, or its name in experiments/.", autocompletion=_complete.experiments
+    ),
+    candidate: str = Argument(
+        help="What is to be judged: a YAML file, or its name in experiments/.", autocompletion=_complete.experiments
+    ),
     allow: _AllowOption = None,
     screen: bool = Option(
         False, "--screen", help="One bracket instead of a chain: drops a bad idea early, keeps no good one."
@@ -147,7 +156,9 @@ def noise(
 
 def plan(
     spec: _SpecArgument,
-    candidate: str | None = Argument(None, help="What would be compared with it, as a file or a name."),
+    candidate: str | None = Argument(
+        None, help="What would be compared with it, as a file or a name.", autocompletion=_complete.experiments
+    ),
     tree: _TreeOption = None,
     allow: _AllowOption = None,
     effect: str | None = Option(None, metavar="SHARE", help="Say instead what an A/B session would see; 2% or 0.02."),

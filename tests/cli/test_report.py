@@ -248,18 +248,23 @@ def test_pages_of_sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dgxl
 # -- on a terminal ----------------------------------------------------------------------------------------------------
 
 
-def on_a_terminal(project: Project, columns: int, *args: str) -> str:
-    """Return what a terminal of that width would get, without its colours."""
+def on_a_terminal(project: Project, columns: int, *args: str, **env: str) -> str:
+    """Return what a terminal of that width would get."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-    env = {**{k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR")}, "TERM": "xterm"}
+    kept = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR")}
+    env = {**kept, "TERM": "xterm", **env}
     command = [sys.executable, "-m", "dgxlab", *args]
     child = subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, cwd=project.folder, env=env)
     os.close(theirs)
     shown = shown_on(ours)
     _, err = child.communicate()
-    assert (child.returncode, err.decode()) == (0, project.where)
-    return re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).replace("\r\n", "\n")
+    assert (child.returncode, err.decode()) == (0, project.where * (args[0] == "report"))
+    return shown.decode().replace("\r\n", "\n")
+
+
+def uncoloured(shown: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", shown)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +272,7 @@ def on_a_terminal(project: Project, columns: int, *args: str) -> str:
 )
 def test_a_terminal_shows_the_same_words_and_numbers(measured: Project, columns: int, args: tuple[str, ...]) -> None:
     piped = measured.run(*args).out
-    shown = on_a_terminal(measured, columns, *args)
+    shown = uncoloured(on_a_terminal(measured, columns, *args))
     assert ("| --- |" in shown, "<details>" in shown, "─" in shown) == (False, False, True)
     assert ("Sources:" in shown) == ("<summary>Sources</summary>" in piped)
     assert "<details>" not in shown
@@ -277,6 +282,25 @@ def test_a_terminal_shows_the_same_words_and_numbers(measured: Project, columns:
     assert {char: n for char, n in visible.items() if n < words.count(char)} == {}
     numbers = re.findall(r"(?<=\| )\d[\d.]*(?= \|)", piped)
     assert [number for number in numbers if not re.search(rf"(?<![\d.]){re.escape(number)}(?![\d.])", shown)] == []
+
+
+def test_a_narrow_terminal_stacks_rows(measured: Project) -> None:
+    """No line is wider than the terminal, and a row has a line for each of its cells."""
+    for args in (("report", "toy"), ("jobs",)):
+        assert max(map(len, uncoloured(on_a_terminal(measured, 40, *args)).splitlines())) <= 40, args
+    lines = on_a_terminal(measured, 40, "jobs").splitlines()
+    assert [line.split()[0] for line in lines] == ["job", "host", "kind", "age", "on_host", "recorded"]
+    assert len(on_a_terminal(measured, 200, "jobs").splitlines()) == 2
+
+
+@pytest.mark.parametrize(("env", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_verdicts_are_coloured_unless_the_user_says_no(project: Project, env: dict[str, str], coloured: bool) -> None:
+    (project.folder / "chains.jsonl").write_text(
+        json.dumps({"name": "gain", "a": [10 + n / 100 for n in range(9)], "b": [20] * 8, "better": "higher"})
+    )
+    shown = on_a_terminal(project, 80, "verdict", "chains.jsonl", **env)
+    assert uncoloured(shown).startswith("gain: faster, +")
+    assert ("gain: \x1b[32mfaster\x1b[0m" in shown, "\x1b[3" in shown) == (coloured, coloured)
 
 
 def test_json_on_a_terminal_is_json(measured: Project) -> None:

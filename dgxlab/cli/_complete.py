@@ -1,0 +1,74 @@
+"""What the shell completes: names of experiments, sessions, hosts and series. What cannot be read is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import wraps
+from pathlib import Path
+
+from typer import Context
+
+from dgxlab.errors import DgxlabError
+from dgxlab.project import hosts_files, root, specs
+
+Found = list[tuple[str, str]]
+"""Words with their descriptions, "" for none."""
+
+
+def _quietly(words: Callable[[Context, str], Iterator[tuple[str, str]]]) -> Callable[[Context, str], Found]:
+    """Return a function that lists the words with the beginning that was typed; an error ends the list."""
+
+    @wraps(words)
+    def listed(context: Context, incomplete: str) -> Found:
+        found: Found = []
+        with suppress(DgxlabError, OSError):
+            found.extend(pair for pair in words(context, incomplete) if pair[0].startswith(incomplete))
+        return found
+
+    return listed
+
+
+@_quietly
+def experiments(context: Context, incomplete: str) -> Iterator[tuple[str, str]]:
+    """List the project's experiments."""
+    for name in specs(root()):
+        yield name, ""
+
+
+@_quietly
+def sessions(context: Context, incomplete: str) -> Iterator[tuple[str, str]]:
+    """List the sessions of the record, newest first, by their last six characters or by what was typed of the id."""
+    import sqlite3
+
+    from dgxlab.store import alias
+    from dgxlab.store.connect import open_existing
+
+    path = Path(context.find_root().params.get("db") or root() / "results.db")
+    with suppress(sqlite3.Error):
+        opened = open_existing(path, immutable=not Path(f"{path}-wal").exists())  # no file beside it is written
+        for (job_id,) in opened.execute("SELECT job_id FROM jobs ORDER BY intent_at DESC").fetchall():
+            yield (job_id, "") if incomplete and job_id.startswith(incomplete) else (alias(job_id), job_id)
+
+
+def subjects(context: Context, incomplete: str) -> Found:
+    """List experiments and sessions."""
+    return [*experiments(context, incomplete), *sessions(context, incomplete)]
+
+
+@_quietly
+def hosts(context: Context, incomplete: str) -> Iterator[tuple[str, str]]:
+    """List the hosts that hosts.yaml names."""
+    from dgxlab.spec.hosts import load_hosts
+
+    for host in load_hosts(hosts_files()).values():
+        yield host.name, host.ssh or "this machine"
+
+
+@_quietly
+def series(context: Context, incomplete: str) -> Iterator[tuple[str, str]]:
+    """List the project's series."""
+    from dgxlab.series import names
+
+    for name in names(root()):
+        yield name, ""

@@ -1,0 +1,60 @@
+"""What a shell completes, asked as a shell asks."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.cli.conftest import Project
+
+Complete = Callable[[str], list[str]]
+
+
+@pytest.fixture
+def complete(measured: Project, monkeypatch: pytest.MonkeyPatch) -> Complete:
+    """Return the words that bash offers for the last word of a command line; nothing else is printed or written."""
+    measured.spec("toy-b", "extends: toy.yaml\n")
+    (measured.folder / "hosts.yaml").write_text("dgx: {ssh: dgx}\n")
+    files = set(measured.folder.rglob("*"))
+
+    def ask(line: str) -> list[str]:
+        monkeypatch.setenv("_DGXLAB_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", line)
+        monkeypatch.setenv("COMP_CWORD", str(len(line.split(" ")) - 1))
+        ran = measured.ok()
+        monkeypatch.delenv("_DGXLAB_COMPLETE")
+        assert (ran.err, set(measured.folder.rglob("*"))) == ("", files)
+        return ran.out.split()
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("dgxlab pl", ["plan"]),
+        ("dgxlab plan t", ["toy", "toy-b"]),
+        ("dgxlab ab toy toy-", ["toy-b"]),
+        ("dgxlab run toy --host ", ["local", "dgx"]),
+        ("dgxlab host check d", ["dgx"]),
+        ("dgxlab patch check ", []),
+        ("dgxlab plan nosuch", []),
+    ],
+)
+def test_names(complete: Complete, line: str, words: list[str]) -> None:
+    assert sorted(complete(line)) == sorted(words)
+
+
+def test_sessions_by_either_name(complete: Complete, measured: Project) -> None:
+    (job,) = [row["job"] for row in measured.json("jobs")]
+    assert complete("dgxlab attach ") == [job[-6:]]
+    assert complete(f"dgxlab logs {job[:8]}") == [job]
+    assert sorted(complete("dgxlab report t")) == ["toy", "toy-b"]
+    assert job[-6:] in complete("dgxlab report ")
+    assert complete(f"dgxlab --db {measured.folder / 'none.db'} attach ") == []
+
+
+def test_what_cannot_be_read_completes_nothing(complete: Complete, measured: Project) -> None:
+    record, hosts = measured.folder / "results.db", measured.folder / "hosts.yaml"
+    record.write_bytes(b"no database" * 1000)
+    hosts.write_text("dgx: [")
+    assert complete("dgxlab attach ") == complete("dgxlab run toy --host ") == []
