@@ -156,7 +156,24 @@ def report(quick: bool) -> Figure:
         walls = dict(zip(what, take_turns(2 if quick else 7, *sides), strict=True))
     samples, count = _size(quick)
     title = f"dgxlab report SESSION, {samples:,} samples of {count:,} sessions"
-    return figure("report", title, walls["session"], "s", 1.0, **walls)
+    return figure("report", title, walls["session"], "s", 0.5, **walls)
+
+
+def page(quick: bool) -> Figure:
+    """Time `dgxlab report --html` of many tables; beside it, of one experiment with pictures, and the size of both."""
+    with place() as here:
+        db, pages = here.folder / "results.db", {name: here.folder / f"{name}.html" for name in ("tables", "pictures")}
+        write_record(db, *_size(quick))
+        steps = [f"step-{number:02}" for number in range(EXPERIMENTS)]
+        words = {"tables": ["--form", "ops", *steps], "pictures": ["step-07"]}
+        sides = [here.command("report", *words[name], "--html", path, "--db", db) for name, path in pages.items()]
+        take_turns(1, *sides)
+        walls = dict(zip(pages, take_turns(2 if quick else 7, *sides), strict=True))
+        sizes = {f"bytes with {name}": path.stat().st_size for name, path in pages.items()}
+        if (tables := pages["tables"].read_text().count("<table>")) != EXPERIMENTS:
+            raise RuntimeError(f"{tables} of {EXPERIMENTS} tables are there")
+    taken = figure("page", f"dgxlab report --html, {EXPERIMENTS} tables", walls["tables"], "s", 1.0, **walls)
+    return replace(taken, counts=sizes)
 
 
 def living(quick: bool) -> Figure:

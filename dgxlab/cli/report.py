@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from dgxlab.store import Store
 
 Form = StrEnum(
-    "Form", "steps single-stream concurrency serving ops profile gates verdicts levers provenance published imported"
+    "Form",
+    "steps single-stream concurrency serving ops profile history gates verdicts levers provenance published imported",
 )
 """Forms of tables."""
 
@@ -41,6 +42,9 @@ def report(  # noqa: PLR0913, PLR0917 - each is an option
     host: str | None = Option(None, help="Only what was measured there, of a form.", autocompletion=_complete.hosts),
     model: str | None = Option(None, help="Only cells of this model, of a form."),
     cells: str | None = Option(None, help="Only cells with these words, of a form: 'q4_K n=512,pp512'."),
+    history: str | None = Option(
+        None, metavar="CELL", help="Cells with these words over all sessions: --form history --cells CELL."
+    ),
     published: str | None = Option(
         None, help="Published figures with these words, beside a form or alone: 'seed000 MMQ,seed004 vLLM'."
     ),
@@ -67,6 +71,10 @@ def report(  # noqa: PLR0913, PLR0917 - each is an option
     Example: dgxlab report quickstart
     """
     named = names or []
+    if history is not None:
+        if form not in (None, Form.history) or cells is not None:
+            raise UsageError("--history is a form, with its cells", next="dgxlab report --history pp512")
+        form, cells = Form.history, history
     words = {"baseline": baseline, "host": host, "model": model, "cells": cells}
     words["source" if form == "published" else "published"] = published
     given = {key: value for key, value in words.items() if value is not None}
@@ -79,9 +87,9 @@ def report(  # noqa: PLR0913, PLR0917 - each is an option
             raise UsageError("--sessions writes whole sessions", next="dgxlab report --sessions sessions")
         elif sessions:
             _pages(opened, named, sessions, out)
-        elif plots and (html or form not in (None, Form.serving) or not named):
+        elif plots and (html or form not in (None, Form.serving, Form.history) or not (named or form)):
             whole = f"dgxlab report {named[0]} --plots {plots}" if named else "dgxlab jobs"
-            raise UsageError("--plots draws a whole report, or --form serving", next=whole)
+            raise UsageError("--plots draws a whole report, or --form serving or history", next=whole)
         elif given and not form:
             raise UsageError(f"--{next(iter(given))} narrows a form", next="dgxlab report --form ops")
         else:
@@ -135,10 +143,10 @@ def _form(opened: Store, form: str, named: Sequence[str], given: Mapping[str, st
     page = reports.page(opened, wanted)
 
     def figures() -> Iterator[tuple[str, Any]]:
-        from dgxlab.plots import serving
+        from dgxlab.plots import history, serving
 
-        if form == Form.serving:
-            yield "-".join([*named, form]), serving.figure(page.tables)
+        if draw := {Form.serving: serving.figure, Form.history: history.figure}.get(Form(form)):
+            yield "-".join([*named, form]), draw(page.tables)
 
     return _Shown(page, lambda: reports.render_page(page, wide=wide), figures)
 
@@ -163,7 +171,7 @@ def _subject(opened: Store, form: str, named: Sequence[str], given: Mapping[str,
         if not words["session"]:
             raise UsageError("no session has a verdict yet", next="dgxlab ab --help")
     else:
-        if not named and form != "levers":
+        if not named and form not in ("history", "levers"):
             from dgxlab.tools import BY_FORM
 
             named = _newest(opened, BY_FORM.get(form))

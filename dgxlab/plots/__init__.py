@@ -97,7 +97,7 @@ def label(figure: Figure, title: str, about: Sequence[str], provenances: Sequenc
     The small text has the parts of `about`, then the origins of the numbers.
     """
     lines = []
-    for texts in (about, _origins(provenances)):
+    for texts in (about, _origins(provenances) if provenances else ()):
         # lines of small text break between parts: no-break spaces hold each together
         parts = dict.fromkeys(plain(text).replace(" ", "\N{NO-BREAK SPACE}") for text in texts)
         wrapped = textwrap.wrap(" · ".join(parts), WRAP, break_on_hyphens=False)

@@ -47,6 +47,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "serving": (*ARMS, "model", "cells"),
     "ops": (*ARMS, "cells", "published"),
     "profile": (*ARMS, "model", "cells"),
+    "history": ("experiment", "host", "model", "cells"),
     "gates": (*ARMS, "published"),
     "verdicts": ("experiment", "baseline", "session", "host"),
     "levers": ("experiment",),
@@ -122,7 +123,9 @@ def _check(wanted: Query) -> None:
         raise UsageError("form=published needs table or source")
     if wanted.cells and wanted.form == "imported" and not wanted.file:
         raise UsageError("cells are of a file")
-    if not (wanted.experiment or wanted.session or wanted.form in ("levers", "published", "imported")):
+    if wanted.form == "history" and not wanted.cells:
+        raise UsageError("form=history needs cells")
+    if not (wanted.experiment or wanted.session or wanted.form in ("history", "levers", "published", "imported")):
         either = " or session" if "session" in KEYS[wanted.form] else ""
         raise UsageError(f"form={wanted.form} needs experiment{either}")
     for key in ("baseline", "host"):

@@ -24,7 +24,7 @@ def layout(
     """
     columns = table.columns if columns is None else columns
     numbers = [value for row in table.rows for value in row.values() if isinstance(value, Number)]
-    mixed = {value.mean is not None for value in numbers if value.spread is not None} == {True, False}
+    mixed = {_is_of_runs(value) for value in numbers if value.spread is not None} == {True, False}
     headers: list[str] = []
     body: list[list[str]] = [[] for _ in table.rows]
     for column in columns:
@@ -38,10 +38,14 @@ def layout(
         headers.append(" ".join(filter(None, (column.label, f"({unit})" if column.label and unit else unit))))
         for cells, value in zip(body, values, strict=True):
             shown = alias(value) if column.key == "session" and isinstance(value, str) else text(value, style)
-            of_runs = mixed and isinstance(value, Number) and value.mean is not None and value.spread is not None
+            of_runs = mixed and isinstance(value, Number) and _is_of_runs(value) and value.spread is not None
             cells.append(shown.replace(")", " runs)") if of_runs else shown)
     rules = ["---:" if column.numeric or column.metric else "---" for column in columns]
     return headers, rules, body
+
+
+def _is_of_runs(number: Number) -> bool:
+    return number.mean is not None or number.of == "runs"
 
 
 def _metric(name: str, unit: str) -> units.Metric:
@@ -84,6 +88,8 @@ def legend(numbers: Iterable[Number]) -> str:
         parts.append(f"as the tool printed it ± its own spread ({count})")
     if "samples" in of:
         parts.append("median of a run's samples ± their scaled MAD (number of samples)")
+    if "runs" in of:
+        parts.append("median of a session's runs ± their scaled MAD (number of runs)")
     if "values" in of:
         parts.append("median of the values that the tool printed ± their scaled MAD (number of values)")
     if any(number.mean is not None for number in spread):

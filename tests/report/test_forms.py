@@ -97,6 +97,7 @@ ASKED = {
     "single-stream": {"experiment": "h200,tiles,skew"},
     "concurrency": {"experiment": "h200,tiles"},
     "ops": {"session": "20261120-140000-forms"},
+    "history": {"experiment": "h200,w4a16", "cells": "q4_0 n=512, pp512"},
     "gates": {"session": "20261120-140000-forms,20261120-170000-forms,20261110-100000-forms"},
     "verdicts": {"experiment": "swizzle", "baseline": "h200"},
     "levers": {},
