@@ -149,6 +149,26 @@ def reject(
     out.result({"session": job_id, "rejected": because}, f"session {job_id} is rejected: {because}")
 
 
+@app.add
+def diff(session: JobArgument, *, workspace: Workspace, out: Out) -> None:
+    """Print the changes of the checkouts that a session built.
+
+    `git apply` makes the checkout again, on the pin that the report names.
+
+    Example: dgxlab session diff 20261120-120301-stock-vs-stock-tree-1a2b3c4d-3f2a9c
+    """
+    from dgxlab.store import only_match
+
+    with workspace.store() as store:
+        job = store.job(only_match(store.job_ids(session), session))
+    if not (diffs := job.plan.diffs):
+        raise UsageError(f"session {job.job_id} built no changed checkout", next=f"dgxlab report {job.job_id}")
+    if out.format is Format.human:
+        write_bytes("".join(diffs.values()).encode())
+    else:
+        out.result(diffs, "")
+
+
 def logs(
     session: str = Argument(help=f"A session: {JOB}.", autocompletion=_complete.sessions),
     name: str | None = Argument(None, help="The file to print, as the list names it."),
@@ -195,11 +215,16 @@ def logs(
 
 def _again(job: Job) -> str:
     """Return the command that repeats a job, with its experiments by name."""
+    from dgxlab.lab.session import OF_TREE
     from dgxlab.model import SESSIONS
 
-    names, words = [job.name], [job.kind]
+    plan, words = job.plan, [job.kind]
+    names = [arm.name for arm in plan.arms]
     if job.kind in SESSIONS:
-        chain = next(job.plan.chains)
+        chain = next(plan.chains)
         names = [chain.baseline.arm, chain.candidate.arm][: 1 if job.kind == "noise" else 2]
         words = ["ab", "--screen"] if job.kind == "screen" else words
+    for name in [name for name in names if plan.arm(name).source.dirty]:
+        names[names.index(name)] = name.rpartition(OF_TREE)[0]
+        words = [*words, "--tree", "CHECKOUT"]
     return shlex.join(["dgxlab", *words, *names, "--host", job.host])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dgxlab.lab.session import Request
     from dgxlab.report import SessionReport
 
+_STOCK = "stock"  # the experiment that two checkouts are measured with, unless another is named
 Same = StrEnum("Same", ["matrix", "models", "session", "host"])  # differences between the arms that --allow can permit
 
 _SpecArgument = Annotated[
@@ -30,9 +31,8 @@ _SpecArgument = Annotated[
 _AllowOption = Annotated[
     list[Same] | None, Option("--allow", help="Compare arms that differ in this too; may be given again.")
 ]
-_TreeOption = Annotated[
-    Path | None, Option("--tree", help="Build this llama.cpp checkout, dirty or not, instead of the spec's series.")
-]
+_TREE = "Build this llama.cpp checkout, dirty or not, instead of the spec's series"
+_TreeOption = Annotated[Path | None, Option("--tree", help=f"{_TREE}.")]
 _MaxMinutesOption = Annotated[
     float | None,
     Option(
@@ -106,11 +106,18 @@ def gate(
 
 
 def ab(  # noqa: PLR0913 - each is an option
-    baseline: str = Argument(
-        help="What to compare with: a YAML file, or its name in experiments/.", autocompletion=_complete.experiments
+    baseline: str | None = Argument(
+        None,
+        help="What to compare with: a YAML file, or its name in experiments/; stock with two checkouts.",
+        autocompletion=_complete.experiments,
     ),
-    candidate: str = Argument(
-        help="What is to be judged: a YAML file, or its name in experiments/.", autocompletion=_complete.experiments
+    candidate: str | None = Argument(
+        None,
+        help="What is to be judged, as a file or a name; the baseline's with a checkout.",
+        autocompletion=_complete.experiments,
+    ),
+    tree: list[Path] | None = Option(
+        None, "--tree", help=f"{_TREE}, as the candidate; given twice, the baseline's and the candidate's."
     ),
     allow: _AllowOption = None,
     screen: bool = Option(
@@ -129,10 +136,14 @@ def ab(  # noqa: PLR0913 - each is an option
     Both are built and gated on one host, then run alternately, A B A ... B A, each run a fresh process. No
     measured value is shown before the end. --set and --host apply to both.
 
-    Example: dgxlab ab threads-2 threads-1
+    With --tree, a working tree of llama.cpp is judged as it is on the disk, against the spec's own build or against
+    another working tree. Its results have a name of their own and never count for the experiment.
+
+    Example: dgxlab ab stock --tree ../llama.cpp
     """
     kind = "screen" if screen else "ab"
-    request = options.request(kind, candidate, baseline, allow=allow or (), max_s=_seconds(max_minutes))
+    arms = _arms(baseline, candidate, tree or [])
+    request = options.request(kind, **arms, allow=allow or (), max_s=_seconds(max_minutes))
     _measure(request, options, workspace, out, fail_on or (), wide=wide)
 
 
@@ -211,6 +222,18 @@ def raise_for_verdicts(session: SessionReport, error: DgxlabError | None, fail_o
         raise ConditionsError(f"{counted(invalid)} invalid", next=AGAIN)
 
 
+def _arms(baseline: str | None, candidate: str | None, trees: Sequence[Path]) -> dict[str, Any]:
+    """Return the arms of an A/B session as arguments of `_SpecOptions.request`."""
+    if len(trees) > 2:
+        raise UsageError("a session compares two checkouts", next="dgxlab ab --help")
+    if len(trees) == 2:
+        baseline = baseline or _STOCK
+    if not baseline or not (candidate or trees):
+        raise UsageError("an A/B session needs two experiments, or one and a --tree", next="dgxlab ab --help")
+    before, after = [None, None, *trees][-2:]
+    return {"spec": candidate or baseline, "baseline": baseline, "baseline_tree": before, "tree": after}
+
+
 def _seconds(max_minutes: float | None) -> float:
     """Return a limit in seconds, 0 for none."""
     if max_minutes is not None and not 0 < max_minutes < math.inf:
@@ -247,7 +270,7 @@ def _measure(
             ended = [f"{number} {how}" for how, number in Counter(outcome.gates).items()]
             counted = ", ".join([plural(len(outcome.gates), "gate"), *ended])
         else:
-            page = report.collect_experiment(lab.store, request.experiment, outcome.source, outcome.device)
+            page = report.collect_experiment(lab.store, outcome.experiment, outcome.source, outcome.device)
             missing = outcome.planned - outcome.measured - outcome.reused
             counted = f"{plural(outcome.planned, 'cell')}, {outcome.measured} measured now, {outcome.reused} up to date"
             counted += f", {missing} not measured" if missing else ""

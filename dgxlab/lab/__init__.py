@@ -47,6 +47,7 @@ class Side:
 
     experiment: Experiment
     source: Source
+    diff: str = ""  # of a checkout, its changes over the pin
 
 
 def noted(watch: Watch) -> Callable[[str], None]:

@@ -23,6 +23,10 @@ from dgxlab.source import PinCache
 from dgxlab.store import Store, gate_digest
 from dgxlab.transport.host import Host, Probe
 
+OF_TREE = "-tree-"
+"""In the name of an experiment that is built from a checkout, what comes before the first digits of its tree."""
+_DIGITS, _NAMED = 8, 50  # characters of the tree, and most of the experiment's own name: together they are a NAME
+
 
 @dataclass(frozen=True)
 class Request:
@@ -34,7 +38,8 @@ class Request:
     baseline: Experiment | None = None  # the baseline of an A/B session; the experiment itself for an A/A session
     again: bool = False  # measure everything, up to date or not. A session always does
     tree: Path | None = None
-    """A llama.cpp checkout to build instead of the experiment's series; its results are marked dirty."""
+    """A llama.cpp checkout to build instead of the experiment's series; see `sourced`."""
+    baseline_tree: Path | None = None  # the same for the baseline
     allow: Collection[str] = ()  # kinds of `compare.MUST_AGREE` in which the arms may differ
     wait_s: float = model.WAIT_S  # max wait of the job for its devices, 0 for none
     max_s: float = 0.0  # max time of a session's chains, 0 for no limit
@@ -61,6 +66,7 @@ class Outcome:
     """How a request ended; what was measured before an error is in the record."""
 
     job_id: str  # the last job that ran, "" when everything was up to date
+    experiment: Experiment  # with its own name if it was built from a checkout
     source: Source  # the tree of the experiment
     device: Device
     planned: int = 0  # cells that the experiment names
@@ -81,10 +87,11 @@ def run(lab: Lab, request: Request, watch: Watch, restarts: int = cluster.RESTAR
         DgxlabError: for any other error before a job runs; a job's own error is in the outcome.
         Interrupted: on Ctrl-C while a job runs; the job goes on.
     """
+    _compared(request)  # arms that cannot be compared and an unknown host are errors before anything is fetched
+    host = lab.connect(request.experiments[0].host)
+    request, sides = sourced(lab.cache, request, watch)
     for sentence in _compared(request):
         noted(watch)(sentence)
-    host = lab.connect(request.experiments[0].host)  # an unknown name is an error before anything is fetched
-    sides = [Side(each, source_of(lab.cache, each, request.tree, watch)) for each in request.experiments]
     followed = settle(lab, host, request.subject, watch)
     probe = prepare(host, sides, watch)
     at = place(lab.store, host, request, sides, probe, followed)
@@ -92,7 +99,8 @@ def run(lab: Lab, request: Request, watch: Watch, restarts: int = cluster.RESTAR
         followed = join(lab, host, request.subject, sides, probe, watch)
         at = place(lab.store, host, request, sides, prepare(host, sides, watch), followed) if followed else at
     todo, job, probe = at.todo, at.job, at.probe
-    outcome = Outcome(followed, sides[-1].source, _device(sides[-1], probe), todo.planned, todo.reused)
+    last = sides[-1]
+    outcome = Outcome(followed, last.experiment, last.source, _device(last, probe), todo.planned, todo.reused)
     if job is None:
         if request.baseline:
             noted(watch)(f"session {followed} of the same arms went on without this command: its result is kept")
@@ -118,8 +126,32 @@ def run(lab: Lab, request: Request, watch: Watch, restarts: int = cluster.RESTAR
 def full_plan(cache: PinCache, request: Request, watch: Watch) -> Plan:
     """Return the plan that `run` would execute with an empty record and an empty host; SpecError as `run`."""
     _compared(request)
-    sides = [Side(each, source_of(cache, each, request.tree, watch)) for each in request.experiments]
+    request, sides = sourced(cache, request, watch)
     return _everything(request, sides, request.name)
+
+
+def sourced(cache: PinCache, request: Request, watch: Watch) -> tuple[Request, list[Side]]:
+    """Make the sources of a request, and return it with its sides, the baseline first; one side if both are equal.
+
+    An experiment that is built from a checkout becomes another one, named after the tree: its results never count for
+    the experiment itself, nor for another state of the checkout. Raises as `source_of`.
+    """
+    arms = ((request.baseline, request.baseline_tree), (request.experiment, request.tree))
+    asked = {(each.digest, tree): (each, tree) for each, tree in arms if each}
+    sides = [_side(cache, *each, watch) for each in asked.values()]
+    baseline = sides[0].experiment if request.baseline else None
+    return replace(request, baseline=baseline, experiment=sides[-1].experiment), sides
+
+
+def _side(cache: PinCache, experiment: Experiment, tree: Path | None, watch: Watch) -> Side:
+    source = source_of(cache, experiment, tree, watch)
+    if tree is None:
+        return Side(experiment, source)
+    name = f"{experiment.name[:_NAMED]}{OF_TREE}{source.tree[:_DIGITS]}"
+    changed = cache.git.run("diff", "--shortstat", source.pin, source.commit).strip() or "nothing changed"
+    noted(watch)(f"{name} is {tree}, tree {source.tree[:12]}: {changed} since pin {source.pin[:12]}")
+    named = replace(experiment, name=name, hypothesis="", series=())
+    return Side(named, source, series.diff(cache, source))
 
 
 def source_of(cache: PinCache, experiment: Experiment, tree: Path | None, watch: Watch) -> Source:
@@ -266,16 +298,18 @@ def _everything(request: Request, sides: Sequence[Side], job_id: str, todo: Todo
     if request.baseline is not None:
         sources = (sides[0].source, sides[-1].source)
         limits = {"wait_s": request.wait_s, "max_s": request.max_s}
-        return plan.make_ab(request.baseline, request.experiment, sources, job_id=job_id, kind=request.kind, **limits)
-    return plan.make(
-        request.experiment,
-        sides[0].source,
-        job_id=job_id,
-        wanted=lambda name, env, cell: todo is None or (name, digest(env, 16), cell.key) in todo.cells,
-        gates=todo.gates if todo else None,
-        bench=request.kind != "gate",
-        wait_s=request.wait_s,
-    )
+        job = plan.make_ab(request.baseline, request.experiment, sources, job_id=job_id, kind=request.kind, **limits)
+    else:
+        job = plan.make(
+            request.experiment,
+            sides[0].source,
+            job_id=job_id,
+            wanted=lambda name, env, cell: todo is None or (name, digest(env, 16), cell.key) in todo.cells,
+            gates=todo.gates if todo else None,
+            bench=request.kind != "gate",
+            wait_s=request.wait_s,
+        )
+    return replace(job, diffs={side.experiment.name: side.diff for side in sides if side.diff})
 
 
 def _compared(request: Request) -> list[str]:

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from dgxlab.store import Job, Store
 
 ARMS = ("experiment", "session", "host")
+OF_CHECKOUTS = "SELECT job_id FROM arms WHERE dirty"
+"""The jobs that built a checkout; an older dgxlab recorded them under the name of the experiment itself."""
 
 KEYS: Mapping[str, tuple[str, ...]] = {
     "steps": ("experiment", "baseline", "host", "model", "cells", "published"),
@@ -228,7 +230,8 @@ def job_of_arm(store: Store, name: str, host: str = "") -> Job:
     """
     own = "(name = :name OR EXISTS (SELECT 1 FROM arms WHERE arms.job_id = jobs.job_id AND arm = :name))"
     without_numbers = f"""NOT EXISTS (SELECT 1 FROM runs WHERE runs.job_id = jobs.job_id AND arm = :name
-                                      AND status = 'valid') OR job_id IN ({UNCOUNTED})"""  # noqa: S608 - our own
+                                      AND status = 'valid') OR job_id IN ({UNCOUNTED}),
+                          job_id IN ({OF_CHECKOUTS} AND arm = :name)"""  # noqa: S608 - our own
     job = newest(store, f"{own} AND :host IN ('', host)", without_numbers, name=name, host=host)
     if job is None and host and newest(store, own, name=name):
         raise UsageError(f"{store.path} has no session of {name!r} on {host!r}", next="dgxlab jobs")
@@ -240,12 +243,13 @@ def job_of_arm(store: Store, name: str, host: str = "") -> Job:
 
 
 def newest_job(store: Store, name: str) -> Job:
-    """Return the newest job of this name; one that is rejected or has gates only, if there is no other.
+    """Return the newest job of this name; one that is rejected, of a checkout or has gates only if there is no other.
 
     Raises UsageError if there is no such job.
     """
     # a session of gates only, perhaps of another tree, must not hide measured results
-    if job := newest(store, "name = :name", f"job_id IN ({REJECTED}), kind = 'gate'", name=name):
+    last = f"job_id IN ({REJECTED}), job_id IN ({OF_CHECKOUTS}), kind = 'gate'"
+    if job := newest(store, "name = :name", last, name=name):
         return job
     if job := newest(store, "job_id IN (SELECT job_id FROM arms WHERE arm = :name)", name=name):
         message = f"{store.path} has no session of {name!r} alone; it is an arm of {job.name!r}"

@@ -175,6 +175,8 @@ def differences(plan: Plan) -> Iterator[Difference]:
     before, after = ({step.model: step.path for step in steps if step.arm == arm.name} for arm in (baseline, candidate))
     yield from differing("pin", {"": baseline.source.pin[:12]}, {"": candidate.source.pin[:12]})
     yield from differing("series", {"": series[0]}, {"": series[1]})
+    if baseline.source.dirty or candidate.source.dirty:  # otherwise pin and series say the same
+        yield from differing("tree", {"": baseline.source.tree[:12]}, {"": candidate.source.tree[:12]})
     yield from differing("cmake", baseline.cmake, candidate.cmake)
     yield from differing("env", baseline.env, candidate.env)
     yield from differing("models", before, after)

@@ -16,13 +16,13 @@ from pathlib import Path
 
 from dgxlab.errors import PatchError, SpecError
 from dgxlab.model import Source, digest
-from dgxlab.series.checkout import apply_tree, export
+from dgxlab.series.checkout import apply_tree, diff, export
 from dgxlab.series.patchfile import NO_BLOB, Patch
 from dgxlab.series.series import Series, inspect, names, read, write_whole
 from dgxlab.series.stack import Stack, changed_files
 from dgxlab.source.cache import PINS, PinCache, check_pin
 
-__all__ = ["Series", "apply", "apply_tree", "check", "export", "names", "read", "refresh"]
+__all__ = ["Series", "apply", "apply_tree", "check", "diff", "export", "names", "read", "refresh"]
 
 _RECIPE = 1  # version of the algorithm that turns a series into commits; part of the cache key of a result
 

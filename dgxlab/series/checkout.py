@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from dgxlab.errors import SpecError, command
-from dgxlab.model import NAME, Source
+from dgxlab.model import LONGEST, NAME, Source
 from dgxlab.series.patchfile import MODES, NO_BLOB, Patch, PatchSyntaxError
 from dgxlab.series.series import Series, SeriesLine, content_of, parse, read, read_overlay, write_whole
 from dgxlab.series.stack import Stack, changed_files, format_patch
@@ -47,6 +47,18 @@ def apply_tree(cache: PinCache, pin: str, checkout: Path) -> Source:
     key = hashlib.sha256(str(checkout.resolve()).encode(errors="surrogateescape")).hexdigest()[:16]
     cache.git.run("update-ref", _TREES + key, commit)
     return Source(pin, tree, commit, dirty=True)
+
+
+def diff(cache: PinCache, source: Source) -> str:
+    """Return the changes of a source over its pin, as `git diff --binary` prints them; "" for none.
+
+    Raises SpecError if they are too long to be recorded.
+    """
+    text = cache.git.read("diff", "--binary", "--full-index", source.pin, source.commit).decode(errors="replace")
+    if len(text) > LONGEST:
+        message = f"the checkout differs from pin {source.pin[:12]} by {len(text) >> 20} MiB, too much to record"
+        raise SpecError(message, next="set llama_cpp.pin to the checkout's own base")
+    return text
 
 
 def export(root: Path, name: str, cache: PinCache, pin: str, checkout: Path, message: str = "") -> Series:
