@@ -31,7 +31,7 @@ def edit(checkout: Path, times: int) -> None:
 
 def test_a_working_tree_against_stock(project: Project, checkout: Path, tmp_path: Path) -> None:
     project.ok("run", "stock")
-    before = project.ok("report", "stock").out
+    (first,) = project.json("report", "stock")["tables"][0]["provenance"]["sessions"]
     ran = project.ok("ab", "stock", "--tree", checkout)
     title = ran.out.splitlines()[0]
     (tree,) = {word for word in title.replace(":", " ").split() if word.startswith("stock-tree-")}
@@ -39,7 +39,7 @@ def test_a_working_tree_against_stock(project: Project, checkout: Path, tmp_path
     assert "1 file changed, 1 insertion(+), 1 deletion(-) since pin" in ran.err
     assert "| pp16 | slower |" in ran.out
     assert "**dirty** tree" in ran.out
-    assert project.ok("report", "stock").out.split("\n## ")[0] == before.split("\n## ")[0]
+    assert "dirty" not in project.ok("report", "stock").out
     # the changes are in the record: they make the checkout again
     session = title.split()[2].rstrip(":")
     kept = tmp_path / "kept.patch"
@@ -49,7 +49,7 @@ def test_a_working_tree_against_stock(project: Project, checkout: Path, tmp_path
     assert toy.git(again, "diff") == toy.git(checkout, "diff")
     assert project.json("session", "diff", session) == {tree: kept.read_text()}
     assert project.run("db", "check").out == "ok\n"
-    clean = project.run("session", "diff", project.json("report", "stock")["tables"][0]["provenance"]["sessions"][0])
+    clean = project.run("session", "diff", first)
     assert (clean.rc, clean.out, "built no changed checkout" in clean.error) == (2, "", True)
 
 
