@@ -13,7 +13,7 @@ from bench.commands import completion, edit, help_page, plan10k, up_to_date, ver
 from bench.figure import Figure, Others, described
 from bench.jobs import agent, followed, memory, over_distance, over_ssh, stage
 from bench.noises import alternating, families, half_widths, noises, promotions
-from bench.records import adopt, ingest, living, page, report, size
+from bench.records import adopt, ingest, listed, living, page, report, size
 from bench.serving import client
 from bench.simulated import blocks, coverage, false_verdicts, power, power_restless, screens, wrong_sign
 
@@ -29,6 +29,7 @@ FIGURES: Mapping[str, Callable[[bool], Figure]] = {
     "size": size,
     "report": report,
     "page": page,
+    "sessions": listed,
     "living": living,
     "ssh": over_ssh,
     "distance": over_distance,

@@ -176,6 +176,18 @@ def page(quick: bool) -> Figure:
     return replace(taken, counts=sizes)
 
 
+def listed(quick: bool) -> Figure:
+    """Time `dgxlab sessions` on a large record."""
+    with place() as here:
+        db = here.folder / "results.db"
+        write_record(db, *_size(quick))
+        side = here.command("sessions", "--db", db)
+        take_turns(1, side)
+        (walls,) = take_turns(2 if quick else 7, side)
+    samples, count = _size(quick)
+    return figure("sessions", f"dgxlab sessions, {samples:,} samples of {count:,} sessions", walls, "s", 0.5)
+
+
 def living(quick: bool) -> Figure:
     """Time `dgxlab report --update` of a document whose blocks are empty, and then current."""
     with place() as here:

@@ -12,6 +12,7 @@ jobs ROOT               every job's state, name, kind and age
 plan ROOT JOB           the job's plan
 raw ROOT JOB LIMIT      the job's raw files, unless they are larger than LIMIT bytes
 follow ROOT JOB OFFSET  the job's journal from this byte on, until the job ends
+output ROOT JOB         what the job's builds print, until the job has built or ended
 cancel ROOT JOB         end the job
 inventory ROOT          size and last use of everything under the root
 clean ROOT              remove the items on stdin
@@ -172,6 +173,7 @@ VERBS: dict[str, Callable[..., Any]] = {
     "plan": lambda root, job_id: _of("job").plan(_job(root, job_id)),
     "raw": lambda root, job_id, limit: _job(root, job_id).send(int(limit), sys.stdout.buffer),
     "follow": follow,
+    "output": lambda root, job_id: _of("build").copy_output(_job(root, job_id), sys.stdout.buffer),
     "cancel": lambda root, job_id: vars(_job(root, job_id).cancel()),
     "inventory": lambda root: [vars(item) for item in _of("inventory").inventory(_root(root))],
     "clean": lambda root: vars(_of("inventory").remove(_root(root), json.load(sys.stdin))),

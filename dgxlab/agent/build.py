@@ -15,13 +15,13 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
 from resource import RLIM_INFINITY
 from signal import SIGTERM
 from stat import S_ISREG
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from dgxlab.agent import child
 from dgxlab.agent.boot import flush, settle, sync
@@ -35,6 +35,9 @@ from dgxlab.model import BuildStep, Source, Toolchain, build_id, digest, from_js
 from dgxlab.model.events import BuildEvent
 from dgxlab.model.reasons import left_running
 from dgxlab.tools.rows import plain
+
+if TYPE_CHECKING:
+    from dgxlab.agent.job import Job
 
 _STAMP = "stamp.json"
 LOOK_S, TAIL = 0.25, 1 << 16
@@ -267,6 +270,29 @@ FAILED = "FAILED: "
 _STEP_END = re.compile(rf"{_PROGRESS.pattern}|{FAILED}|ninja: ")
 _CONTEXT, _WIDTH = 5, 300
 """Lines that are kept after an error, and characters of a line: a template's name can have thousands."""
+
+
+def copy_output(job: Job, out: BinaryIO) -> None:
+    """Copy what a job's builds have printed to `out`, and then what they print, until all are built or the job ends."""
+    for log in sorted(job.folder.glob("build*.log")):
+        out.write(log.read_bytes())
+    wanted = sum(step["kind"] == "build" for step in json.loads(job.plan.read_text())["steps"])
+    streams: dict[int, BinaryIO] = {}  # by inode: the files are appended to the log and deleted when a command ends
+    while True:
+        ended = job.status().state != "running" or job.journal.read_bytes().count(b'"event":"build"') >= wanted
+        for path in [*job.folder.glob("build*.part"), *job.folder.glob("build*.errors")]:
+            with suppress(FileNotFoundError):
+                if (inode := path.stat().st_ino) not in streams:
+                    streams[inode] = path.open("rb")
+        for inode, stream in list(streams.items()):
+            deleted = os.fstat(stream.fileno()).st_nlink == 0  # looked up before the rest is read: nothing is missed
+            out.write(stream.read())
+            if deleted:
+                streams.pop(inode).close()
+        out.flush()
+        if ended:
+            return
+        time.sleep(LOOK_S)
 
 
 def progress(line: str) -> tuple[int, int, str] | None:

@@ -1,4 +1,4 @@
-"""dgxlab jobs, attach, cancel, logs, session: detached jobs of any client, and their output."""
+"""dgxlab jobs, attach, cancel, logs: detached jobs of any client, and their output."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from dgxlab.cli import _complete
-from dgxlab.cli._app import JOB, App, JobArgument, Workspace, connect
+from dgxlab.cli._app import JOB, Workspace, connect
 from dgxlab.cli._out import Format, Out, clean, table, write_bytes
 from dgxlab.cli.run import raise_for_verdicts
 from dgxlab.errors import AGAIN, DgxlabError, JobLost, RemoteError, UsageError
@@ -19,8 +19,10 @@ from dgxlab.units import duration, size
 if TYPE_CHECKING:
     from dgxlab.store import Job
 
-app = App("Judge whole sessions.")
-
+_RunningArgument = Annotated[
+    str | None,
+    Argument(help=f"A job: {JOB}; the only one that is running by default.", autocompletion=_complete.sessions),
+]
 _WhereOption = Annotated[
     str | None,
     Option(
@@ -74,7 +76,7 @@ def jobs(
     out.result(rows, lambda: clean(table(texts)) if texts else "no jobs")
 
 
-def attach(job: JobArgument, host: _WhereOption = None, *, workspace: Workspace, out: Out) -> None:
+def attach(job: _RunningArgument = None, host: _WhereOption = None, *, workspace: Workspace, out: Out) -> None:
     """Follow a job from where the record ends, and report.
 
     Example: dgxlab attach 20261120-120301-quickstart-3f2a9c
@@ -105,7 +107,7 @@ def attach(job: JobArgument, host: _WhereOption = None, *, workspace: Workspace,
         raise
 
 
-def cancel(job: JobArgument, host: _WhereOption = None, *, workspace: Workspace, out: Out) -> None:
+def cancel(job: _RunningArgument = None, host: _WhereOption = None, *, workspace: Workspace, out: Out) -> None:
     """End a job and only its processes; its measurements are kept.
 
     Example: dgxlab cancel 20261120-120301-quickstart-3f2a9c
@@ -124,55 +126,15 @@ def cancel(job: JobArgument, host: _WhereOption = None, *, workspace: Workspace,
     out.result({"job": job_id, "state": status.state, "rc": status.rc}, f"job {job_id}: {state}")
 
 
-@app.add
-def reject(
-    session: JobArgument,
-    because: str = Option(..., help="Why, in words; every report of it says so."),
-    *,
-    workspace: Workspace,
-    out: Out,
-) -> None:
-    """Reject a session for good: none of its results count.
-
-    It stays in the record.
-
-    Example: dgxlab session reject 20261120-120301-toy-3f2a9c --because hot
-    """
-    from dgxlab import judgement
-    from dgxlab.store import only_match
-
-    if not because.strip():
-        raise UsageError("--because says nothing", next="dgxlab session reject --help")
-    with workspace.store() as store:
-        job_id = only_match(store.job_ids(session), session)
-        judgement.reject(store, job_id, because)
-    out.result({"session": job_id, "rejected": because}, f"session {job_id} is rejected: {because}")
-
-
-@app.add
-def diff(session: JobArgument, *, workspace: Workspace, out: Out) -> None:
-    """Print the changes of the checkouts that a session built.
-
-    `git apply` makes the checkout again, on the pin that the report names.
-
-    Example: dgxlab session diff 20261120-120301-stock-vs-stock-tree-1a2b3c4d-3f2a9c
-    """
-    from dgxlab.store import only_match
-
-    with workspace.store() as store:
-        job = store.job(only_match(store.job_ids(session), session))
-    if not (diffs := job.plan.diffs):
-        raise UsageError(f"session {job.job_id} built no changed checkout", next=f"dgxlab report {job.job_id}")
-    if out.format is Format.human:
-        write_bytes("".join(diffs.values()).encode())
-    else:
-        out.result(diffs, "")
-
-
 def logs(
-    session: str = Argument(help=f"A session: {JOB}.", autocompletion=_complete.sessions),
+    session: str | None = Argument(
+        None,
+        help=f"A session: {JOB}; with -f, the only job that is running by default.",
+        autocompletion=_complete.sessions,
+    ),
     name: str | None = Argument(None, help="The file to print, as the list names it."),
     unpack: Path | None = Option(None, "--out", help="Unpack every file into this new folder."),
+    follow: bool = Option(False, "--follow", "-f", help="Print what a running job's builds print, as it appears."),
     host: str | None = Option(
         None, help="Fetch from this host, where the record's name for it is not yours.", autocompletion=_complete.hosts
     ),
@@ -188,6 +150,11 @@ def logs(
     from dgxlab.lab import raw
     from dgxlab.store import only_match
 
+    if follow:
+        _follow_builds(session, host, workspace, out)
+        return
+    if session is None:
+        raise UsageError("the output of which session? -f follows the build that runs", next="dgxlab sessions")
     with workspace.lab_if_any() if host else workspace.lab() as lab:
         unknown = "; if another laptop started it, dgxlab attach records it"
         attach = shlex.join(["dgxlab", "attach", session, "--host", host]) if host else "dgxlab jobs"
@@ -211,6 +178,17 @@ def logs(
         write_bytes(content)
     else:
         out.result({**rows[paths[0]], "text": content.decode(errors="replace")}, "")
+
+
+def _follow_builds(session: str | None, host: str | None, workspace: Workspace, out: Out) -> None:
+    from dgxlab.lab.jobs import find
+
+    with workspace.lab(create=host is not None) as lab:
+        connected, job_id = find(lab, session, host)
+        for piece in connected.build_output(job_id):
+            write_bytes(piece)
+    # an effect that is seen early tempts one to stop
+    out.note(f"job {job_id} has built; what its other programs print is shown when it has ended")
 
 
 def _again(job: Job) -> str:

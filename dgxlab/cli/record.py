@@ -76,7 +76,6 @@ def export(
     Example: dgxlab export runs.sqlite --tool llama-bench
     """
     from dgxlab import exported
-    from dgxlab.store import only_match
 
     if imported and (tool or job or name):
         raise UsageError("--imported hands on one file and nothing else", next="dgxlab export --help")
@@ -84,7 +83,7 @@ def export(
         if imported:
             tables = [exported.collect_imported(store, imported)]
         else:
-            job_id = only_match(store.job_ids(job), job) if job else None
+            job_id = store.named(job) if job else None
             tools = [tool.value] if tool else [each.value for each in Tool]
             tables = [exported.collect(store, each, job=job_id, name=name) for each in tools]
     tables = [each for each in tables if each.rows]

@@ -249,9 +249,9 @@ def _pages(store: Store, names: Sequence[str], folder: Path, out: Out) -> None:
 def _page(store: Store, name: str) -> tuple[str, bytes]:
     """Return the alias of a session, and its page; UsageError if there is no such session, or it was rejected."""
     from dgxlab import report as reports
-    from dgxlab.store import alias, only_match
+    from dgxlab.store import alias
 
-    job = store.job(only_match(store.job_ids(name), name))
+    job = store.job(store.named(name))
     if job.rejected:
         raise UsageError(f"session {job.job_id} was rejected: {job.rejected}", next="dgxlab jobs")
     short = alias(job.job_id)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from dgxlab import __version__, judgement
-from dgxlab.errors import AGAIN, DgxlabError, Interrupted, JobLost, RemoteError, SpecError, by_exit_code
+from dgxlab.errors import AGAIN, DgxlabError, Interrupted, JobLost, RemoteError, SpecError, UsageError, by_exit_code
 from dgxlab.ingest import ingest
 from dgxlab.lab import Lab, Side, Watch, noted, raw
 from dgxlab.lab.provision import send
@@ -195,16 +195,18 @@ def settle(lab: Lab, host: Host, subject: str | None, watch: Watch) -> str:
     return resumed
 
 
-def find(lab: Lab, text: str, where: str | None) -> tuple[Host, str]:
+def find(lab: Lab, text: str | None, where: str | None) -> tuple[Host, str]:
     """Return the host and id of the job that the user names.
 
     Args:
-        text: A job's id, a unique prefix of it, or its alias.
+        text: A job's id, a unique prefix of it, or its alias; None for the only job that runs.
         where: Search all jobs on the host of this name, of any client; with None, search the record.
 
     Raises:
         UsageError: if there is no such job, or more than one.
     """
+    if text is None:
+        return _only_running(lab, where)
     if where is None:
         otherwise = "; if another laptop started it, name its host with --host"
         job_id = only_match(lab.store.job_ids(text), text, otherwise)
@@ -212,6 +214,25 @@ def find(lab: Lab, text: str, where: str | None) -> tuple[Host, str]:
     host = lab.connect(where)
     there = matching_ids([job.job_id for job in host.jobs()], text)
     return host, only_match(there, text, f" on host {where}", next=f"dgxlab jobs --host {where}")
+
+
+def _only_running(lab: Lab, where: str | None) -> tuple[Host, str]:
+    """Return the only running job of a host or of the record, as `find`."""
+    if where is None:
+        known = lab.store.unfinished()
+        running = [(lab.connect(job.host), job.job_id) for job in known]
+        if len(running) > 1:  # the record may not know yet that some have ended
+            running = [(host, job_id) for host, job_id in running if host.status(job_id).state == "running"]
+    else:
+        host = lab.connect(where)
+        running = [(host, job.job_id) for job in host.jobs() if job.state == "running"]
+    if len(running) == 1:
+        return running[0]
+    asked = f"dgxlab jobs --host {where}" if where else "dgxlab jobs"
+    if running:
+        ids = "\n".join(job_id for _, job_id in running)
+        raise UsageError(f"{len(running)} jobs are running: name one of them", next=asked, details=ids)
+    raise UsageError("no job is running" + (f" on host {where}" if where else " that this record knows"), next=asked)
 
 
 def adopt(lab: Lab, host: Host, job_id: str, watch: Watch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dgxlab import judgement
 from dgxlab.errors import UsageError
@@ -115,12 +115,19 @@ COUNTS = """SELECT (SELECT count(*) FROM jobs) AS sessions,
                    (SELECT count(DISTINCT build_id) FROM arms) AS builds, (SELECT count(*) FROM runs) AS runs,
                    (SELECT count(*) FROM samples) AS samples, (SELECT count(*) FROM imports) AS "imported files\""""
 
-SESSIONS_LISTED = """SELECT job_id AS session, kind, host,
+SESSIONS_LISTED = """SELECT job_id AS session, kind, name, host, intent_at AS at,
                             (SELECT sum(status = 'valid') || ' of ' || count(*) FROM runs
                              WHERE runs.job_id = jobs.job_id) AS runs,
                             CASE WHEN reason IS NOT NULL THEN 'rejected: ' || reason
-                                 WHEN error <> '' THEN state || ': ' || error ELSE state END AS state
-                     FROM jobs LEFT JOIN rejections USING (job_id) ORDER BY intent_at DESC, job_id DESC LIMIT ?"""
+                                 WHEN error <> '' THEN state || ': ' || error ELSE state END AS state,
+                            (SELECT json_group_array(verdict) FROM verdicts
+                             WHERE verdicts.job_id = jobs.job_id) AS verdicts,
+                            (SELECT json_group_array(note) FROM notes WHERE notes.job_id = jobs.job_id) AS notes
+                     FROM jobs LEFT JOIN rejections USING (job_id)
+                     WHERE host = coalesce(:host, host) AND kind = coalesce(:kind, kind) AND intent_at >= :since
+                     AND (:experiment IS NULL OR name = :experiment
+                          OR EXISTS (SELECT 1 FROM arms WHERE arms.job_id = jobs.job_id AND arm = :experiment))
+                     ORDER BY intent_at DESC, job_id DESC LIMIT :most"""
 
 GATES = "SELECT * FROM gate_list WHERE newest AND NOT rejected ORDER BY at DESC, key DESC"
 
@@ -129,13 +136,41 @@ VERDICTS = """SELECT job_id, kind, protocol, json_group_array(verdict) AS words 
 """The sessions of two arms that have ended; results of the others are hidden."""
 
 
+def sessions(
+    store: Store,
+    *,
+    host: str | None = None,
+    experiment: str | None = None,
+    kind: str | None = None,
+    since: float = 0.0,
+    most: int = -1,
+) -> list[dict[str, Any]]:
+    """Return the sessions of a record, the newest first, with what became of them.
+
+    Args:
+        experiment: Name of an experiment that it measured, alone or as an arm.
+        since: Unix seconds.
+        most: How many to return; -1 for all.
+    """
+    asked = {"host": host, "experiment": experiment, "kind": kind, "since": since, "most": most}
+    rows = store.rows(SESSIONS_LISTED, asked)
+    for row in rows:
+        words = json.loads(row.pop("verdicts"))
+        row |= {"alias": alias(row["session"]), "notes": json.loads(row["notes"])}
+        row["verdict"] = summary(row["kind"], judgement.session_verdict(words), words) if words else ""
+    return rows
+
+
 def overview(store: Store) -> Overview:
     """Return the newest sessions, gates and verdicts of a database, and how many sessions, runs and samples it has."""
     (counts,) = store.rows(COUNTS)
     if not counts["imported files"]:
         del counts["imported files"]
-    listed = store.rows(SESSIONS_LISTED, (2 * SHOWN,))
-    sessions: list[Row] = [{**row, "kind": WORDS.get(row["kind"], row["kind"])} for row in listed]
+    names = ("session", "host", "runs", "state")
+    listed: list[Row] = [
+        {"kind": WORDS.get(row["kind"], row["kind"]), **{name: row[name] for name in names}}
+        for row in sessions(store, most=2 * SHOWN)
+    ]
     newest, judged = store.rows(GATES), store.rows(VERDICTS)
     gates: list[Row] = [
         {
@@ -156,7 +191,7 @@ def overview(store: Store) -> Overview:
     of_sessions = columns("session kind host runs state", "runs", runs="runs that count")
     of_gates = columns("gate arm build count status session", "count", arm="experiment", count="passed/total")
     glances = (
-        Glance("Sessions", of_sessions, tuple(sessions), counts["sessions"] - len(sessions)),
+        Glance("Sessions", of_sessions, tuple(listed), counts["sessions"] - len(listed)),
         Glance("Gates", of_gates, tuple(gates), len(newest) - len(gates)),
         Glance("Verdicts", columns("session verdict"), tuple(lines), len(judged) - len(lines)),
     )

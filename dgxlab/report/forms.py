@@ -37,7 +37,7 @@ from dgxlab.report.tables import (
 )
 from dgxlab.report.verdicts import collect_session, newest_with_verdicts
 from dgxlab.roofline import Peaks
-from dgxlab.store import alias, only_match
+from dgxlab.store import alias
 from dgxlab.tools import BY_FORM
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def page(store: Store, wanted: Query) -> Page:
 
     Raises UsageError if the record has no matching data, or a session's name is unknown or ambiguous.
     """
-    sessions = tuple(only_match(store.job_ids(text), text) for text in wanted.session)
+    sessions = tuple(map(store.named, wanted.session))
     return FORMS[wanted.form](store, replace(wanted, session=sessions))
 
 

@@ -149,18 +149,21 @@ def failed_gate(gate: Row, whose: str = "", *, again: bool = False) -> Failure:
 
 
 def failed_session(job: Job | None, listed: Iterable[Failure], *, gate_listed: bool = False) -> list[Failure]:
-    """Return the failure of a session as a list; empty without a session, if it is done, or if its cause is shown.
+    """Return the failure of a session, and its notes; no failure if it is done, or if its cause is shown.
 
     `listed` are the failures shown; `gate_listed` says whether a failed gate of the session is shown.
     """
-    if job is not None and job.rejected:
-        return [Failure(job.job_id, "session", "rejected", job.rejected, kind="session")]
-    if job is None or job.state == "done":
+    if job is None:
         return []
+    notes = [Failure(job.job_id, "session", "noted", note, kind="session") for note in job.notes]
+    if job.rejected:
+        return [Failure(job.job_id, "session", "rejected", job.rejected, kind="session"), *notes]
+    if job.state == "done":
+        return notes
     reasons = [failure.reason for failure in listed if failure.session == job.job_id]
     if (reasons and job.error in ("", *reasons)) or (gate_listed and job.exit_code == GateFailed.exit_code):
-        return []
-    return [Failure(job.job_id, "session", job.state, job.error or ENDS[job.state], kind="session")]
+        return notes
+    return [Failure(job.job_id, "session", job.state, job.error or ENDS[job.state], kind="session"), *notes]
 
 
 def differences(plan: Plan) -> Iterator[Difference]:

@@ -71,6 +71,7 @@ TABLES = (  # parents before children
     _MergeRule("chain_runs", part_of=OF_RUN),
     _MergeRule("imports", may_differ=("name", "at", "content")),
     _MergeRule("rejections", may_differ=("reason", "at")),
+    _MergeRule("notes"),
 )
 
 

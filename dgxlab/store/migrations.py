@@ -136,6 +136,9 @@ def m013_contents(db: Database) -> None:
         _run(db, "m013")
 
 
+_add("m014_notes", ("notes",))
+
+
 def _rebuild(db: Database, table: str, changes: Mapping[str, str], *, deflated: Collection[str] = ()) -> None:
     """Recreate a table from its changed SQL, with its rows, indexes and constraints.
 

@@ -46,12 +46,13 @@ class Job:
     facts: Mapping[str, Any] | None
     finished_at: float | None  # by the host's clock
     rejected: str  # why its results do not count; "" if they do
+    notes: tuple[str, ...]  # of users, oldest first
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Job:
         """Make a job from its row, joined with `rejections`."""
         facts = json.loads(row["facts"]) if row["facts"] else None
-        values = {**row, "plan_json": row["plan"], "facts": facts}
+        values = {**row, "plan_json": row["plan"], "facts": facts, "notes": tuple(json.loads(row["notes"]))}
         return cls(**{field.name: values[field.name] for field in fields(cls)})
 
     @property

@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 
 APPLICATION_ID = 0x6467786C  # `dgxl` in the file's header: tells this database from any other SQLite file
-VERSION = 13  # PRAGMA user_version of a database to which every migration was applied
-SCHEMA = "d8059eced4b8bed3"  # `connect.schema_digest` of such a database
+VERSION = 14  # PRAGMA user_version of a database to which every migration was applied
+SCHEMA = "6eab95ba91dadb35"  # `connect.schema_digest` of such a database
 
 ROOFLINE = "roofline"  # kind of the flag that ingest adds to a run that exceeds the peaks of its GPU
 

@@ -15,7 +15,7 @@ from typing import Any
 from dgxlab.errors import UsageError
 from dgxlab.model import PROTOCOL, SESSIONS, Device, Expectation, ParityGate, Plan, canonical
 from dgxlab.store.connect import Tell, backup, connect, copies, damaged, named_errors, transaction
-from dgxlab.store.records import RANK, Job, device_from, experiment_row, job_row, matching_ids
+from dgxlab.store.records import RANK, Job, device_from, experiment_row, job_row, matching_ids, only_match
 from dgxlab.store.schema import DEFLATED, UPSERT, deflated, inflated
 from dgxlab.store.seals import Seals
 
@@ -23,7 +23,9 @@ REJECTED = "SELECT job_id FROM rejections"  # the jobs whose results do not coun
 UNCOUNTED = f"""SELECT job_id FROM jobs WHERE kind IN {SESSIONS} AND state IN ('intended', 'running')
                 UNION ALL {REJECTED}"""
 """The jobs whose runs do not count: rejected ones, and sessions that have not ended, whose results are hidden."""
-JOBS = """SELECT jobs.*, coalesce(reason, '') AS rejected FROM jobs LEFT JOIN rejections USING (job_id)"""
+JOBS = """SELECT jobs.*, coalesce(reason, '') AS rejected, (SELECT json_group_array(note) FROM notes
+                 WHERE notes.job_id = jobs.job_id) AS notes
+          FROM jobs LEFT JOIN rejections USING (job_id)"""
 FRESH_S = 86400.0  # a younger copy is recent enough
 
 Wanted = tuple[str, str, str]  # a cell on a model in an environment: Cell.key, model_id ("" for none), env_digest
@@ -166,17 +168,21 @@ class Store:
         """Return the ids that a user's text names (`matching_ids`), in order; "" names all."""
         return matching_ids((str(row["job_id"]) for row in self.rows("SELECT job_id FROM jobs ORDER BY job_id")), text)
 
+    def named(self, text: str) -> str:
+        """Return the id of the only job that a user's text names; raises UsageError as `only_match`."""
+        return only_match(self.job_ids(text), text)
+
     def jobs(self) -> list[Job]:
         """Return all jobs, the newest first."""
         return self._jobs("ORDER BY intent_at DESC, job_id DESC")
 
-    def unfinished(self, host: str) -> list[Job]:
-        """Return the jobs on a host (its name in hosts.yaml) whose end is unknown, the newest first.
+    def unfinished(self, host: str | None = None) -> list[Job]:
+        """Return the jobs on a host (its name in hosts.yaml), or any, whose end is unknown, the newest first.
 
         Lost and rejected jobs are not among them.
         """
         return self._jobs(
-            """WHERE host = ? AND state IN ('intended', 'running') AND rejections.job_id IS NULL
+            """WHERE host = coalesce(?, host) AND state IN ('intended', 'running') AND rejections.job_id IS NULL
                ORDER BY intent_at DESC, job_id DESC""",
             (host,),
         )

@@ -239,6 +239,10 @@ class Host:
         """Yield pieces of a job's journal from byte `offset` on, of whole lines, until the job ends."""
         yield from whole_lines(self._call("follow", job_id, str(offset), patience_s=None), self.name, "follow")
 
+    def build_output(self, job_id: str) -> Iterator[bytes]:
+        """Yield what a job's builds print, from the beginning on, until the job has built or ended."""
+        yield from self._call("output", job_id, patience_s=None)
+
     def _status(self, job_id: str, verb: str, *args: str, stdin: Stdin = tuple) -> JobStatus:
         def wrong(status: JobStatus) -> str:
             return "" if status.job_id == job_id else f"it is about job {status.job_id!r}"
