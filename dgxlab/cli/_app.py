@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
 from enum import StrEnum
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -101,8 +102,7 @@ class App(typer.Typer):
         for parameter in inspect.signature(function, eval_str=True).parameters.values():
             if is_dataclass(parameter.annotation):
                 group: Any = parameter.annotation
-                fields = inspect.signature(group, eval_str=True).parameters.values()
-                groups[parameter.name] = (group, [each for each in fields if hasattr(each.annotation, "__metadata__")])
+                groups[parameter.name] = (group, _options(group))
             else:
                 own.append(parameter)
 
@@ -122,6 +122,13 @@ class App(typer.Typer):
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         self.command(function.__name__.rstrip("_").replace("_", "-"))(command)
         return function
+
+
+@cache  # many commands share a group, and --help waits for all of them
+def _options(group: type) -> list[inspect.Parameter]:
+    """Return the options that a dataclass is: its annotated fields."""
+    fields = inspect.signature(group, eval_str=True).parameters.values()
+    return [each for each in fields if hasattr(each.annotation, "__metadata__")]
 
 
 def experiment(spec: str, overrides: Sequence[str] | None = None, host: str | None = None) -> Experiment:
