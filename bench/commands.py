@@ -52,8 +52,9 @@ def help_page(quick: bool) -> Figure:
 def completion(quick: bool) -> Figure:
     """Time the completion of an experiment's name, among 60."""
     with place() as here:
+        (here.project / "experiments").mkdir()
         for number in range(60):
-            here.spec(f"toy-{number}")
+            (here.project / "experiments" / f"toy-{number}.yaml").touch()
         typed = {"COMP_WORDS": "dgxlab plan toy", "COMP_CWORD": "2", "_DGXLAB_COMPLETE": "complete_bash"}
         words = ["env", *(f"{name}={value}" for name, value in typed.items()), sys.executable, "-m", "dgxlab"]
         take_turns(1, lambda: here.timed(words))

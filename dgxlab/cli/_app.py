@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
@@ -17,7 +18,7 @@ import typer
 from typer import Argument, Option
 
 from dgxlab.cli import _complete
-from dgxlab.errors import SpecError, command
+from dgxlab.errors import HostError, SpecError, command
 from dgxlab.project import MARKER, hosts_files, is_marked, or_init, root, spec_at, specs
 
 if TYPE_CHECKING:
@@ -174,13 +175,19 @@ def find_spec(spec: str) -> Path:
 
 
 def connect(name: str) -> Host:
-    """Return a host by name, without connecting yet; HostError if a project's entry lacks the user's consent."""
+    """Return a host by name, without connecting yet.
+
+    Raises HostError if a project's entry lacks the user's consent, or the host is this machine and not Linux.
+    """
     from dgxlab.spec.hosts import find_host
     from dgxlab.transport.host import Host
     from dgxlab.transport.local import LocalTransport
 
     entry = find_host(name, hosts_files())
     if not entry.ssh:
+        if sys.platform != "linux":
+            message = f"host {name} is this machine, and jobs run on Linux alone, which this is not ({sys.platform})"
+            raise HostError(message, next="dgxlab host add --help")
         return Host(LocalTransport(entry.root, name, entry.python), entry)
     from dgxlab.transport.ssh import SshTransport
 

@@ -20,7 +20,7 @@ from dgxlab.model import Facts, HostEntry
 from dgxlab.project import or_init
 from dgxlab.source import packages
 from dgxlab.source.git import Git
-from dgxlab.source.programs import run
+from dgxlab.source.programs import install, run
 from dgxlab.spec.hosts import load_hosts
 from dgxlab.store import Store
 from dgxlab.store.connect import on_network
@@ -109,7 +109,7 @@ def _git() -> Finding:
         return Finding("git", MISSING, error.message, error.next)
     lacking = f"{text} is too old: {'.'.join(map(str, _OLDEST_GIT))} is needed, e.g. from backports"
     version = text.removeprefix("git version ")
-    return _either(_version(text) >= _OLDEST_GIT, "git", version, lacking, "sudo apt-get install git")
+    return _either(_version(text) >= _OLDEST_GIT, "git", version, lacking, install("git"))
 
 
 def _cache(cache: Path) -> Finding:
@@ -141,7 +141,7 @@ def check_facts(facts: Facts, host: HostEntry, absent: Sequence[tuple[str, str]]
     details = facts.details
     keys = [key for key, _ in absent]
 
-    def install(*packages: str) -> str:
+    def install_there(*packages: str) -> str:
         if "path_prepend" in keys:  # a missing folder in path_prepend is reported first
             return edit(host.file)
         return host.typed(f"sudo apt-get install {' '.join(packages)}")
@@ -162,8 +162,8 @@ def check_facts(facts: Facts, host: HostEntry, absent: Sequence[tuple[str, str]]
         else:
             text = f"{what}, the {key} of env: {says}, is not there"
             yield Finding(_COMPILER_NAMES.get(key, key.lower()), MISSING, text, edit(host.file))
-    yield from _tools(facts, install, keys)
-    yield from _gpu(facts, host, install)
+    yield from _tools(facts, install_there, keys)
+    yield from _gpu(facts, host, install_there)
     yield from _room(details, host)
     for process in details["gpu_processes"]:
         who = f"{process['program']} of {process['user'] or 'an unknown user'}, pid {process['pid']}"

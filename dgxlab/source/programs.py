@@ -12,6 +12,7 @@ import re
 import select
 import signal
 import subprocess
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -61,6 +62,11 @@ class Completed:
         return self.out.decode(errors="surrogateescape").removesuffix("\n")
 
 
+def install(package: str) -> str:
+    """Return the command that installs a package on this machine."""
+    return f"{'brew' if sys.platform == 'darwin' else 'sudo apt-get'} install {package}"
+
+
 def environment(prefix: str = "") -> dict[str, str]:
     """Return the variables that a program inherits: those that all programs need, and those with a prefix."""
     mine = os.environ.items()
@@ -72,7 +78,7 @@ def _start(argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen(argv, **options)
     except FileNotFoundError as error:
         message = f"{argv[0]} is not installed on this machine"
-        raise SpecError(message, next=f"sudo apt-get install {argv[0]}") from error
+        raise SpecError(message, next=install(argv[0])) from error
 
 
 def run(argv: Sequence[str], *, input: bytes = b"", env: Mapping[str, str] | None = None) -> Completed:
