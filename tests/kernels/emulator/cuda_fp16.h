@@ -61,16 +61,15 @@ static inline __half2 __hmul2(__half2 a, __half2 b) {
             emulated_half(emulated_double(a.y) * emulated_double(b.y))};
 }
 
-static float emulated_f16_value(uint32_t bits) {
-    static const std::vector<float> values = [] {
-        std::vector<float> all(1 << 16);
-        for (size_t i = 0; i < all.size(); ++i) {
-            all[i] = (float) emulated_double({(uint16_t) i});
-        }
-        return all;
-    }();
-    return values[bits];
-}
+static const std::vector<float> emulated_f16_values = [] {
+    std::vector<float> all(1 << 16);
+    for (size_t i = 0; i < all.size(); ++i) {
+        all[i] = (float) emulated_double({(uint16_t) i});
+    }
+    return all;
+}();
+
+static inline float emulated_f16_value(uint32_t bits) { return emulated_f16_values[bits]; }
 
 // c += a b by mma.m16n8k16 of f16
 static void emulated_mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {

@@ -78,8 +78,9 @@ static dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 struct emulated_thread {
     enum class at { START, WARP, SPIN, BLOCK, END } where = at::START;
-    ucontext_t              context;  // where it starts
-    jmp_buf                 resumed;  // where it goes on: a context would also be switched by two system calls
+    ucontext_t              context;  // where it starts, once
+    jmp_buf                 resumed;  // where it goes on, in the next block too: contexts are switched by system calls
+    bool                    begun = false;
     dim3                    index;
     std::unique_ptr<char[]> stack;
 
@@ -117,8 +118,10 @@ static void emulated_wait(emulated_thread::at where) {
 }
 
 static void emulated_entry() {
-    emulated.body();
-    emulated_wait(emulated_thread::at::END);
+    for (;;) {
+        emulated.body();
+        emulated_wait(emulated_thread::at::END);
+    }
 }
 
 static inline void __syncthreads() { emulated_wait(emulated_thread::at::BLOCK); }
@@ -131,7 +134,7 @@ static inline uint8_t * emulated_shared() { return emulated.shared.get(); }
 
 static inline size_t __cvta_generic_to_shared(const void * p) { return (const uint8_t *) p - emulated_shared(); }
 
-static float emulated_f16_value(uint32_t bits);
+static inline float emulated_f16_value(uint32_t bits);
 
 static inline int atomicAdd(int * p, int value) {
     const int before = *p;
@@ -147,7 +150,8 @@ static void emulated_resume(emulated_thread & t) {
     if (_setjmp(emulated.scheduler) != 0) {
         return;
     }
-    if (t.where == emulated_thread::at::START) {
+    if (!t.begun) {
+        t.begun = true;
         setcontext(&t.context);
     }
     _longjmp(t.resumed, 1);
@@ -405,12 +409,12 @@ static void emulate(
             t.products.assign(1, {});
             if (!t.stack) {
                 t.stack.reset(new char[1 << 16]);
+                getcontext(&t.context);
+                t.context.uc_stack.ss_sp   = t.stack.get();
+                t.context.uc_stack.ss_size = 1 << 16;
+                t.context.uc_link          = nullptr;
+                makecontext(&t.context, emulated_entry, 0);
             }
-            getcontext(&t.context);
-            t.context.uc_stack.ss_sp   = t.stack.get();
-            t.context.uc_stack.ss_size = 1 << 16;
-            t.context.uc_link          = nullptr;
-            makecontext(&t.context, emulated_entry, 0);
         }
         emulated_run_block(reversed);
     }
