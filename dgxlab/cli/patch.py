@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,11 +16,15 @@ from dgxlab.cli._out import Out, plural, typed
 from dgxlab.errors import CheckFailed, SpecError, UsageError, command
 
 if TYPE_CHECKING:
+    from dgxlab.model import Experiment
     from dgxlab.source import PinCache
 
 app = App("List, check, refresh and export patch series.")
 
 _NameArgument = Annotated[str, Argument(help="The series: a folder under patches/.", autocompletion=_complete.series)]
+_BesideOption = Annotated[
+    bool, Option("--beside", help="Keep the patches for other pins: write to a folder of this pin in the series' own.")
+]
 
 
 @dataclass(frozen=True)
@@ -36,10 +41,7 @@ class _PinOptions:
 
     def fetch(self, out: Out) -> tuple[Path, PinCache, str]:
         """Fetch the requested pin, else the one that all specs name; return the project, the pin cache and the pin."""
-        from dgxlab.source import PinCache
-
-        root = project.root()
-        specs = [] if self.pin and self.source else readable_experiments(out.note)
+        root, specs = project.root(), self._specs(out)
         named = sorted({spec.pin for spec in specs})
         if self.pin is None and len(named) != 1:
             which = f"; say which with --pin: {', '.join(named)}" if named else "; say which with --pin"
@@ -47,12 +49,42 @@ class _PinOptions:
             mend = f"{typed()} --pin {named[0]}" if named else look
             raise SpecError(f"the specs in {root / 'experiments'} name {len(named)} pins{which}", next=mend)
         at = self.pin or named[0]
+        return root, self._ensure(at, specs, out), at
+
+    def fetch_each(self, names: Sequence[str], out: Out) -> tuple[PinCache, dict[str, list[str]]]:
+        """Fetch the requested pin, else all that specs name; return the pin cache, and the series to check on each pin.
+
+        Those are `names`; without any, all, but where specs name several pins, only those that a spec applies to the
+        pin, or that have patches of their own for it.
+        """
+        from dgxlab import series
+
+        root, specs = project.root(), self._specs(out)
+        named = sorted({spec.pin for spec in specs})
+        if self.pin or len(named) < 2:
+            _, cache, at = self.fetch(out)
+            return cache, {at: list(names or series.names(root))}
+        used = {(spec.pin[:12], name.partition(":")[0]) for spec in specs for name in spec.series}
+        used |= {(pin, name) for name in series.names(root) for pin in series.own_pins(root, name)}
+        if not names and (idle := sorted(set(series.names(root)) - {name for _, name in used})):
+            out.note(f"left out, as no spec names them: {', '.join(idle)}")
+        for at in named:
+            cache = self._ensure(at, specs, out)
+        every = {at: [name for name in series.names(root) if (at[:12], name) in used] for at in named}
+        return cache, {at: list(names or every[at]) for at in named}
+
+    def _specs(self, out: Out) -> Sequence[Experiment]:
+        return [] if self.pin and self.source else readable_experiments(out.note)
+
+    def _ensure(self, at: str, specs: Sequence[Experiment], out: Out) -> PinCache:
+        from dgxlab.source import PinCache
+
         known = [source for spec in specs if spec.pin == at or self.pin for source in spec.sources]
         cache = PinCache(trusted=self.trust_source)
         cache.ensure(
             at, self.source or list(dict.fromkeys(known)), lambda note: None if "%" in note else out.note(note)
         )
-        return root, cache, at
+        return cache
 
 
 @app.add
@@ -68,8 +100,10 @@ def list_(*, out: Out) -> None:
     for each in (series.read(root, name) for name in series.names(root)):
         patches = [patch.name for patch in each.patches]
         overlays = [f"{overlay.source} -> {overlay.dest}" for overlay in each.overlays]
-        rows.append({"name": each.name, "digest": each.digest, "patches": patches, "overlays": overlays})
-        lines += [f"{each.name}@{each.digest[:12]}", *(f"  {line}" for line in (*patches, *overlays))]
+        pins = {pin: series.read(root, each.name, pin).digest for pin in series.own_pins(root, each.name)}
+        rows.append({"name": each.name, "digest": each.digest, "patches": patches, "overlays": overlays, "pins": pins})
+        others = [f"for pin {pin}: @{digest[:12]}" for pin, digest in pins.items()]
+        lines += [f"{each.name}@{each.digest[:12]}", *(f"  {line}" for line in (*patches, *overlays, *others))]
     out.result(rows, "\n".join(lines) or "no series")
 
 
@@ -90,19 +124,24 @@ def check(
     known = series.names(root)
     if unknown := [name for name in names or () if name not in known]:
         raise UsageError(f"{root / 'patches'} has no series {unknown[0]!r}", next="dgxlab patch list")
-    _, cache, at = options.fetch(out)
-    problems = {name: series.check(root, name, cache, at) for name in names or known}
-    lines = []
-    for name, listed in problems.items():
-        lines += [f"{name}: {plural(len(listed), 'problem')}", *(f"  {problem}" for problem in listed)]
-    out.result({"pin": at, "problems": problems}, "\n".join([f"pin {at[:12]}", *(lines or ["no series"])]))
-    if bad := [name for name, listed in problems.items() if listed]:
-        mend = f"dgxlab patch refresh {bad[0]} --pin {at}"
+    cache, each = options.fetch_each(names or (), out)
+    rows, lines, bad = [], [], []
+    for at, wanted in each.items():
+        problems = {name: series.check(root, name, cache, at) for name in wanted}
+        rows.append({"pin": at, "problems": problems})
+        lines += [f"pin {at[:12]}", *([] if wanted else ["no series"])]
+        for name, listed in problems.items():
+            lines += [f"{name}: {plural(len(listed), 'problem')}", *(f"  {problem}" for problem in listed)]
+            bad += [(name, at)] if listed else []
+    out.result(rows, "\n".join(lines))
+    if bad:
+        (name, at), *_ = bad
+        mend = f"dgxlab patch refresh {name} --pin {at}" + " --beside" * (len(each) > 1)
         raise CheckFailed(f"not every series applies to pin {at[:12]}", next=mend)
 
 
 @app.add
-def refresh(name: _NameArgument, *, options: _PinOptions, out: Out) -> None:
+def refresh(name: _NameArgument, beside: _BesideOption = False, *, options: _PinOptions, out: Out) -> None:
     """Port a series to a pin by three-way merges, and rewrite it.
 
     Example: dgxlab patch refresh backend-ops-shapes
@@ -110,7 +149,7 @@ def refresh(name: _NameArgument, *, options: _PinOptions, out: Out) -> None:
     from dgxlab import series
 
     root, cache, at = options.fetch(out)
-    changed = series.refresh(root, name, cache, at)
+    changed = series.refresh(root, name, cache, at, beside=beside)
     out.result({"pin": at, "changed": changed}, "\n".join(f"wrote {name}" for name in changed) or "nothing to change")
 
 
@@ -119,6 +158,7 @@ def export(
     name: _NameArgument,
     tree: Path = Option(..., help="A llama.cpp checkout on the pin."),
     message: str = Option("", "--message", "-m", help="Commit message for what is not committed."),
+    beside: _BesideOption = False,
     *,
     options: _PinOptions,
     out: Out,
@@ -130,5 +170,6 @@ def export(
     from dgxlab import series
 
     root, cache, at = options.fetch(out)
-    patches = [patch.name for patch in series.export(root, name, cache, at, tree, message).patches]
-    out.result({"series": name, "patches": patches}, "\n".join(f"patches/{name}/{p}" for p in patches))
+    patches = [patch.name for patch in series.export(root, name, cache, at, tree, message, beside=beside).patches]
+    place = series.place_for(root, name, at)
+    out.result({"series": name, "patches": patches}, "\n".join(f"{place}/{patch}" for patch in patches))

@@ -18,11 +18,13 @@ from dgxlab.errors import PatchError, SpecError
 from dgxlab.model import Source, digest
 from dgxlab.series.checkout import apply_tree, diff, export
 from dgxlab.series.patchfile import NO_BLOB, Patch
-from dgxlab.series.series import Series, inspect, names, read, write_whole
+from dgxlab.series.series import Series, content_of, inspect, names, own_pins, own_place, place_for, read, write_whole
 from dgxlab.series.stack import Stack, changed_files
 from dgxlab.source.cache import PINS, PinCache, check_pin
 
-__all__ = ["Series", "apply", "apply_tree", "check", "diff", "export", "names", "read", "refresh"]
+__all__ = [
+    *("Series", "apply", "apply_tree", "check", "diff", "export", "names", "own_pins", "place_for", "read", "refresh"),
+]
 
 _RECIPE = 1  # version of the algorithm that turns a series into commits; part of the cache key of a result
 
@@ -48,11 +50,12 @@ def apply(cache: PinCache, pin: str, series: Sequence[Series]) -> Source:
     cache.require(pin)
     with Stack.on(cache, pin) as stack:
         for each in series:
-            # Series are made on the pin. A series that changes a file changed by another is merged, but only after it
-            # applied to the pin alone, blob by blob: that also puts its base blobs into the cache.
+            # Series are made on the pin. A part of a series, and a series that changes a file changed by another, is
+            # merged, but only after the series applied to the pin alone, blob by blob: that also puts its base blobs
+            # into the cache.
             put = stack.push
-            if {path for _, path in changed_files(stack.git, pin, stack.commit)} & each.paths:
-                apply(cache, pin, [each])
+            if each.whole or {path for _, path in changed_files(stack.git, pin, stack.commit)} & each.paths:
+                apply(cache, pin, [each.whole or each])
                 put = stack.merge
             for patch in each.patches:
                 put(each.name, patch)
@@ -71,7 +74,7 @@ def check(root: Path, name: str, cache: PinCache, pin: str) -> list[str]:
         SpecError: if the pin is not in the cache.
     """
     cache.require(pin)
-    series, problems = inspect(root, name)
+    series, problems = inspect(root, name, pin)
     if series is None or problems:
         return problems
     with Stack.on(cache, pin) as stack:
@@ -86,8 +89,10 @@ def check(root: Path, name: str, cache: PinCache, pin: str) -> list[str]:
     return problems
 
 
-def refresh(root: Path, name: str, cache: PinCache, pin: str) -> list[str]:
+def refresh(root: Path, name: str, cache: PinCache, pin: str, *, beside: bool = False) -> list[str]:
     """Port the series patches/<name> of the project `root` to a pin by three-way merges.
+
+    With `beside` the ported patches get a folder for this pin, and those for other pins stay as they are.
 
     Returns the names of the patch files that changed. Nothing is written unless all patches merge. The blobs that a
     patch was made on must be in the cache, so it must hold the old pin, or one with the same files.
@@ -97,7 +102,7 @@ def refresh(root: Path, name: str, cache: PinCache, pin: str) -> list[str]:
         PatchError: if a patch conflicts; `details` has a line for every file.
     """
     cache.require(pin)
-    series = read(root, name)
+    series = read(root, name, pin)
     bases = {change.old_blob for patch in series.patches for change in patch.changes} - {"", NO_BLOB}
     listed = cache.git.run("cat-file", "--batch-check=%(objecttype)", input="".join(f"{base}\n" for base in bases))
     if "missing" in listed:
@@ -113,7 +118,12 @@ def refresh(root: Path, name: str, cache: PinCache, pin: str) -> list[str]:
             stack.merge(name, patch)
             written.append(Patch.parse(patch.name, stack.format()))
         stack.overlay(series)
-    return [patch.name for patch in written if write_whole(root / "patches" / name / patch.name, patch.content)]
+    place = place_for(root, name, pin)
+    folder = root / (own_place(name, pin) if beside else place)
+    folder.mkdir(exist_ok=True)
+    changed = [patch.name for patch in written if write_whole(folder / patch.name, patch.content)]
+    write_whole(folder / "series", content_of(root, f"{place}/series"))  # last: it makes the folder count
+    return changed
 
 
 def _refuse_clashes(series: Iterable[Series]) -> None:

@@ -16,7 +16,17 @@ from pathlib import Path, PurePosixPath
 from dgxlab.errors import SpecError, command
 from dgxlab.model import LONGEST, NAME, Source
 from dgxlab.series.patchfile import MODES, NO_BLOB, Patch, PatchSyntaxError
-from dgxlab.series.series import Series, SeriesLine, content_of, parse, read, read_overlay, write_whole
+from dgxlab.series.series import (
+    Series,
+    SeriesLine,
+    content_of,
+    own_place,
+    parse,
+    place_for,
+    read,
+    read_overlay,
+    write_whole,
+)
 from dgxlab.series.stack import Stack, changed_files, format_patch
 from dgxlab.source.cache import LLAMA_FILES, PinCache
 from dgxlab.source.git import Git, reason
@@ -61,7 +71,9 @@ def diff(cache: PinCache, source: Source) -> str:
     return text
 
 
-def export(root: Path, name: str, cache: PinCache, pin: str, checkout: Path, message: str = "") -> Series:
+def export(
+    root: Path, name: str, cache: PinCache, pin: str, checkout: Path, message: str = "", *, beside: bool = False
+) -> Series:
     """Write the commits of a checkout since the pin as the series patches/<name> of the project `root`, and return it.
 
     Files of the checkout that are overlays of the series go back to kernels/. A patch file keeps its name as long as
@@ -69,6 +81,7 @@ def export(root: Path, name: str, cache: PinCache, pin: str, checkout: Path, mes
 
     Args:
         message: Commit message for uncommitted changes; required if there are any.
+        beside: Write into a folder for this pin; patches for other pins stay as they are.
 
     Raises:
         SpecError: if the checkout cannot become a series; nothing is written then.
@@ -77,17 +90,18 @@ def export(root: Path, name: str, cache: PinCache, pin: str, checkout: Path, mes
         raise SpecError(f"{name!r} is no name for a series", next="use letters, digits, dots and dashes")
     cache.require(pin)
     own = _based(checkout, pin)
-    folder = root / "patches" / name
+    place = place_for(root, name, pin)
+    folder, present = root / (own_place(name, pin) if beside else place), root / place
     try:  # only the overlays are kept, so the patch files may be in any state
-        is_there = folder.is_symlink() or (folder / "series").exists()
-        lines = parse(content_of(root, f"patches/{name}/series").decode()) if is_there else []
+        is_there = present.is_symlink() or (present / "series").exists()
+        lines = parse(content_of(root, f"{place}/series").decode()) if is_there else []
         overlays = [read_overlay(root, line) for line in lines if line.dest]
     except ValueError as error:
-        raise SpecError(f"series {name}: {error}", next=f"mend or remove {folder / 'series'}") from error
+        raise SpecError(f"series {name}: {error}", next=f"mend or remove {present / 'series'}") from error
     old = {line.name: line for line in lines if not line.dest and NAME.fullmatch(line.name)}
     tree = _snapshot(cache, own)
     texts, wanted = _formatted(cache, own, pin, tree, [overlay.dest for overlay in overlays], message)
-    patches = _rewritten(cache, pin, name, _named(texts, [folder / file for file in old]), wanted)
+    patches = _rewritten(cache, pin, name, _named(texts, [present / file for file in old]), wanted)
     if not patches and not overlays:
         raise SpecError(f"nothing to export: {checkout} is pin {pin[:12]}", next=f"change something in {checkout}")
     folder.mkdir(parents=True, exist_ok=True)
@@ -103,7 +117,7 @@ def export(root: Path, name: str, cache: PinCache, pin: str, checkout: Path, mes
     write_whole(folder / "series", "".join(f"{line}\n" for line in listed).encode())
     for file in old.keys() - {patch.name for patch in patches}:
         (folder / file).unlink(missing_ok=True)
-    return read(root, name)
+    return read(root, name, pin)
 
 
 def _based(checkout: Path, pin: str) -> Git:

@@ -1,5 +1,8 @@
 """A series in patches/<name>/: a `series` file, its patch files, and overlays, which are files of kernels/.
 
+Patches that another pin needs are in patches/<name>/<12 digits of the pin>/, with a `series` file of their own. Results
+name a series by its content, so patches for a new pin leave those for the old one as they were.
+
 A line of the `series` file is the name of a patch file, in order, a `#` comment, or `overlay SRC DEST`, which copies a
 file of kernels/ to the path DEST of the tree.
 """
@@ -49,6 +52,7 @@ class Series:
     name: str
     patches: tuple[Patch, ...]
     overlays: tuple[Overlay, ...] = ()
+    whole: Series | None = None  # the series that it is a part of
 
     @property
     def digest(self) -> str:
@@ -76,26 +80,64 @@ def names(root: Path) -> list[str]:
     return sorted(path.parent.name for path in (root / "patches").glob("*/series"))
 
 
-def read(root: Path, name: str) -> Series:
-    """Read the series patches/<name> of the project `root`; SpecError if it has problems, all listed in `details`."""
-    series, problems = inspect(root, name)
+def own_place(name: str, pin: str) -> str:
+    """Return the path, in the project, of a series' own patches for a pin."""
+    return f"patches/{name}/{pin[:12]}"
+
+
+def place_for(root: Path, name: str, pin: str) -> str:
+    """Return the path, in the project, of a series' patches for a pin: its own place if it has one."""
+    own = own_place(name, pin)
+    return own if pin and (root / own / "series").is_file() else f"patches/{name}"
+
+
+def own_pins(root: Path, name: str) -> list[str]:
+    """Return the first 12 digits of each pin for which a series has patches of its own."""
+    return sorted(path.parent.name for path in (root / "patches" / name).glob("*/series"))
+
+
+def read(root: Path, name: str, pin: str = "") -> Series:
+    """Read the series patches/<name> of the project `root`, for a pin.
+
+    Args:
+        name: A series as `model.SERIES` has it: `w4a16:1-2` is its first two patches, with all overlays.
+
+    Raises:
+        SpecError: if it has problems, which `details` lists, or no such patch.
+    """
+    name, _, numbers = name.partition(":")
+    series, problems = inspect(root, name, pin)
     if series is None or problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        message, mend = f"series {name}: {problems[0]}{more}", f"mend patches/{name}/series"
+        message, mend = f"series {name}: {problems[0]}{more}", f"mend {place_for(root, name, pin)}/series"
         raise SpecError(message, next=mend, details="\n".join(problems))
-    return series
+    return _part(series, numbers) if numbers else series
 
 
-def inspect(root: Path, name: str) -> tuple[Series | None, list[str]]:
-    """Return the series patches/<name> and the problems of its files; None without a readable `series` file."""
+def _part(series: Series, numbers: str) -> Series:
+    wanted: set[int] = set()
+    for part in numbers.split(","):
+        first, _, last = part.partition("-")
+        wanted.update(range(int(first), int(last or first) + 1))
+    count = len(series.patches)
+    if not wanted or not wanted <= set(range(1, count + 1)):
+        message = f"series {series.name} has the patches 1 to {count}, and no {numbers}"
+        raise SpecError(message, next="dgxlab patch list")
+    chosen = tuple(patch for number, patch in enumerate(series.patches, 1) if number in wanted)
+    return Series(f"{series.name}:{numbers}", chosen, series.overlays, series)
+
+
+def inspect(root: Path, name: str, pin: str = "") -> tuple[Series | None, list[str]]:
+    """Return the series patches/<name>, for a pin, and the problems of its files; None without a `series` file."""
     if not NAME.fullmatch(name):
         return None, [f"{name!r} is no name for a series"]
-    folder = root / "patches" / name
+    place = place_for(root, name, pin)
+    folder = root / place
     if not (folder / "series").is_file():
         near = difflib.get_close_matches(name, names(root), 1)
         return None, [f"there is no {folder / 'series'}" + (f"; is it {near[0]}?" if near else "")]
     try:
-        lines = parse(content_of(root, f"patches/{name}/series").decode())
+        lines = parse(content_of(root, f"{place}/series").decode())
     except ValueError as error:
         return None, [str(error)]
     problems: list[str] = []
@@ -108,7 +150,7 @@ def inspect(root: Path, name: str) -> tuple[Series | None, list[str]]:
             elif not NAME.fullmatch(line.name) or not line.name.endswith(".patch"):
                 problems.append(f"{line.name}: a patch is a file NAME.patch beside the series file")
             else:
-                patches.append(Patch.parse(line.name, content_of(root, f"patches/{name}/{line.name}")))
+                patches.append(Patch.parse(line.name, content_of(root, f"{place}/{line.name}")))
         except ValueError as error:
             problems.append(str(error) if line.dest else f"{line.name}: {error}")
     unlisted = {path.name for path in folder.glob("*.patch")} - {line.name for line in lines}

@@ -18,7 +18,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
-from dgxlab.model import COMMIT, NAME, Expectation, Text
+from dgxlab.model import COMMIT, NAME, SERIES, Expectation, Text
 from dgxlab.units import share
 
 T = TypeVar("T")
@@ -185,6 +185,7 @@ else:
     Maybe = Annotated[T, "may be left out"]  # None then, which is not validated; a null in the file is refused
 Name = Annotated[str, Text(NAME.pattern, "a name of letters, digits, dots, dashes and underscores, 64 at most")]
 HostName = Annotated[str, Text(f"{NAME.pattern}(/{NAME.pattern})?", "a host's name, or CLUSTER/NODE")]
+SeriesName = Annotated[str, Text(SERIES.pattern, "a series' name, and numbers of its patches unless all: name:1-2,4")]
 Commit = Annotated[str, Text(COMMIT.pattern, "a full commit id: 40 hex digits, in lower case")]
 CMakeKey = Annotated[
     str,

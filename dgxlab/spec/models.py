@@ -186,8 +186,8 @@ class ExperimentSpec(Strict):
     """A name in hosts.yaml; local needs no entry there."""
     llama_cpp: LlamaCpp
     """Which llama.cpp is built."""
-    series: fields.Few[fields.Name] = Field(default_factory=list)
-    """Patch series of patches/ to apply, in order."""
+    series: fields.Few[fields.SeriesName] = Field(default_factory=list)
+    """Patch series of patches/ to apply, in order; `name:1-2,4` applies some of its patches alone."""
     cmake: dict[fields.CMakeKey, fields.CMakeValue] = Field(default_factory=dict)
     """CMake definitions; true and false become ON and OFF."""
     env: fields.Env = Field(default_factory=dict)

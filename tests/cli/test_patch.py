@@ -44,6 +44,26 @@ def test_pin_bump_is_checked_and_refreshed(series: Project) -> None:
     series.ok("patch", "check", "--pin", later)
 
 
+def test_two_pins_are_checked_each_with_its_series(series: Project) -> None:
+    """A spec of a second pin adds it to the check, for the series that it applies or that have patches for it."""
+    first, later = series.machine.pin, series.machine.later
+    series.spec("later", f'extends: toy.yaml\nllama_cpp: {{pin: "{later}", sources: [{series.machine.repository}]}}\n')
+    ran = series.run("patch", "check")
+    assert (ran.rc, sorted(ran.out.splitlines()[::2])) == (0, sorted([f"pin {later[:12]}", f"pin {first[:12]}"]))
+    assert set(ran.out.splitlines()[1::2]) == {"no series"}
+    assert "left out, as no spec names them: more" in ran.err
+    series.spec("more", "extends: toy.yaml\nseries: [more]\n")
+    series.spec("more-later", "extends: later.yaml\nseries: [more]\n")
+    ran = series.run("patch", "check")
+    assert (ran.rc, ran.next) == (11, f"dgxlab patch refresh more --pin {later} --beside")
+    assert series.run(*ran.next.split()[1:]).out == "wrote toys-add-more.patch\n"
+    assert series.ok("patch", "check").out.count("more: no problems") == 2
+    assert series.json("patch", "list")[0]["pins"].keys() == {later[:12]}
+    assert {path.name for path in (series.folder / "patches/more").iterdir()} == {
+        *("series", "toys-add-more.patch", later[:12])
+    }
+
+
 def test_series_becomes_a_measured_arm(series: Project) -> None:
     (listed,) = series.json("patch", "list")
     ran = series.ok("run", series.spec("more", "extends: toy.yaml\nseries: [more]\n"))

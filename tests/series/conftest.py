@@ -32,17 +32,18 @@ class Project:
     def series(self, name: str, patches: Mapping[str, bytes], *extra: str) -> None:
         write_series(self.root, name, patches, extra)
 
-    def read(self, name: str) -> Series:
-        return series.read(self.root, name)
+    def read(self, name: str, pin: str = "") -> Series:
+        return series.read(self.root, name, pin)
 
     def apply(self, *names: str, pin: str = "") -> Source:
-        return series.apply(self.cache, pin or self.pin, [self.read(name) for name in names])
+        return series.apply(self.cache, pin or self.pin, [self.read(name, pin) for name in names])
 
     def content(self, source: Source, path: str) -> str:
         return self.cache.git.read("cat-file", "blob", f"{source.commit}:{path}").decode()
 
     def files(self, name: str) -> dict[str, bytes]:
-        return {path.name: path.read_bytes() for path in sorted((self.root / "patches" / name).iterdir())}
+        every = sorted((self.root / "patches" / name).iterdir())
+        return {path.name: path.read_bytes() for path in every if path.is_file()}
 
     def new_pin(self, files: Mapping[str, str | bytes | None], message: str = "upstream moves") -> str:
         """Let upstream move on from the pin, and take that as a pin too."""

@@ -40,6 +40,24 @@ def test_commits(project: Project) -> None:
     assert series.check(project.root, "mine", project.cache, project.pin) == []
 
 
+def test_beside_the_patches_for_another_pin(project: Project) -> None:
+    """A checkout on another pin gives patches for that pin, by the names that the series has, with its overlays."""
+    commit(project.clone, {"ggml/ggml.c": twice("one")}, "ggml : start one twice")
+    write(project.root, {"kernels/k.cu": "// k\n"})
+    export(project)
+    (project.root / "patches/mine/series").write_text("overlay kernels/k.cu ggml/k.cu\nggml-start-one-twice.patch\n")
+    before = project.files("mine")
+    later = project.new_pin({"ggml/ggml.c": twice("two")})
+    git(project.clone, "checkout", "--quiet", later)
+    commit(project.clone, {"ggml/ggml.c": twice("one", twice("two"))}, "ggml : start one twice")
+    beside = series.export(project.root, "mine", project.cache, later, project.clone, beside=True)
+    assert [patch.name for patch in beside.patches] == ["ggml-start-one-twice.patch"]
+    assert [overlay.dest for overlay in beside.overlays] == ["ggml/k.cu"]
+    assert project.files("mine") == before
+    for pin in (project.pin, later):
+        assert series.check(project.root, "mine", project.cache, pin) == []
+
+
 def test_what_is_not_committed(project: Project) -> None:
     """Edits and new files become one more patch, by the user, with the message that must then be given."""
     commit(project.clone, {"ggml/ggml.c": twice("one")}, "first")

@@ -6,7 +6,7 @@ import pytest
 
 from dgxlab import series
 from dgxlab.source import PinCache
-from tests.conftest import PIN, PROJECT
+from tests.conftest import OCTOBER, PIN, PROJECT
 from tests.repos import git
 
 pytestmark = pytest.mark.llama
@@ -14,8 +14,10 @@ pytestmark = pytest.mark.llama
 
 def test_shipped_series_are_well(pin_cache: PinCache) -> None:
     assert series.names(PROJECT) != []
+    pin_cache.ensure(OCTOBER, ["pypi:llama-cpp-python==0.3.36"], lambda note: None)
     for name in series.names(PROJECT):
-        assert series.check(PROJECT, name, pin_cache, PIN) == []
+        for at in (PIN, OCTOBER):
+            assert series.check(PROJECT, name, pin_cache, at) == []
 
 
 def test_checkout_of_the_pin(pin_cache: PinCache, tmp_path: Path) -> None:

@@ -26,6 +26,19 @@ def pair(project: Project) -> Project:
     return project
 
 
+def test_patches_for_another_pin_leave_those_for_the_first_as_they_are(pair: Project) -> None:
+    moved = pair.new_pin({"ggml/ggml.c": function("zero") + GGML_C})
+    before, digest = pair.files("pair"), pair.read("pair").digest
+    changed = series.refresh(pair.root, "pair", pair.cache, moved, beside=True)
+    assert changed == ["three.patch", "one.patch", "ops.patch"]  # all are new there
+    assert (pair.files("pair"), pair.read("pair", pair.pin).digest) == (before, digest)
+    assert pair.files(f"pair/{moved[:12]}").keys() == before.keys()
+    for pin in (pair.pin, moved):
+        assert series.check(pair.root, "pair", pair.cache, pin) == []
+    assert starts_twice(pair.content(pair.apply("pair", pin=moved), "ggml/ggml.c")) == ["one", "three"]
+    assert refresh(pair, moved) == []  # it refreshes the patches for that pin
+
+
 def test_function_that_moved(pair: Project) -> None:
     """Each patch follows its function; author and message stay, and the series is well on the new pin."""
     moved = pair.new_pin({"ggml/ggml.c": function("zero") + GGML_C})
