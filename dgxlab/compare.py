@@ -61,19 +61,21 @@ def refuse(differ: Iterable[Difference], allow: Collection[str], path: str) -> N
         raise SpecError(message, next=edit(path), details="\n".join(map(str, wrong)))
 
 
-def pairs(baseline: Experiment, candidate: Experiment) -> Iterator[tuple[Launch, Launch]]:
+def pairs(baseline: Experiment, candidate: Experiment, cells: Collection[str] = ()) -> Iterator[tuple[Launch, Launch]]:
     """Yield pairs of launches, a baseline's and a candidate's, whose cells are compared in order.
 
-    If the matrices differ, they have only the common cells; raises SpecError if there is none.
+    If the matrices differ, they have only the common cells, and with `cells` only those with these labels; raises
+    SpecError if there is none.
     """
     some = False
     for left, right in zip(baseline.bench, candidate.bench, strict=False):
         if type(left) is type(right) and bench_of(left).compared:
-            for pair in _paired(left, right, {**baseline.env, **left.env}, {**candidate.env, **right.env}):
+            for pair in _paired(left, right, {**baseline.env, **left.env}, {**candidate.env, **right.env}, cells):
                 some = True
                 yield pair
     if not some:
-        raise SpecError("the two experiments have no cell in common", next=edit(candidate.path))
+        named = f" of {', '.join(cells)}" if cells else ""
+        raise SpecError(f"the two experiments have no cell{named} in common", next=edit(candidate.path))
 
 
 def differing(what: str, left: Mapping[str, Any], right: Mapping[str, Any], where: str = "") -> Iterator[Difference]:
@@ -165,7 +167,11 @@ def _axes(entry: Bench) -> Mapping[str, Sequence[Any]]:
 
 
 def _paired(
-    left: Bench, right: Bench, left_env: Mapping[str, str], right_env: Mapping[str, str]
+    left: Bench,
+    right: Bench,
+    left_env: Mapping[str, str],
+    right_env: Mapping[str, str],
+    labels: Collection[str],
 ) -> Iterator[tuple[Launch, Launch]]:
     free = {*_argument_axes(left, right), *_ARGUMENTS}
 
@@ -177,7 +183,7 @@ def _paired(
         return [launch for launch in expanded if launch.cells]
 
     mine, theirs = (
-        {name(cell) for launch in launches(entry, env) for cell in launch.cells}
+        {name(cell) for launch in launches(entry, env) for cell in launch.cells if not labels or cell.label in labels}
         for entry, env in ((left, left_env), (right, right_env))
     )
     common = mine & theirs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 
@@ -66,6 +66,7 @@ def make_ab(
     kind: str = "ab",
     wait_s: float = model.WAIT_S,
     max_s: float = 0.0,
+    cells: Collection[str] = (),
 ) -> Plan:
     """Return the plan of a session: both builds, models, flag checks and gates, the chains, the gates again.
 
@@ -76,6 +77,7 @@ def make_ab(
         kind: One of SESSIONS. A "screen" has one cycle per chain, and no gates after the chains.
         wait_s: How long the job may wait for its devices, in seconds.
         max_s: How long all chains together may take, in seconds; 0 for no limit.
+        cells: The labels of the cells to compare; all if there are none.
 
     Raises:
         SpecError: if two different arms have the same name or no common cell; if session.cycles is too small for the
@@ -88,7 +90,7 @@ def make_ab(
             raise SpecError(message, next=edit(candidate.path))
         arms.append(make_arm(candidate, sources[1]))
     sides = list(zip((baseline, candidate), arms, strict=False))
-    chains = _of_family(baseline, tuple(_chains(baseline, candidate, arms, kind)), max_s)
+    chains = _of_family(baseline, tuple(_chains(baseline, candidate, arms, kind, cells)), max_s)
     gates = [(experiment, arm.name, gate) for experiment, arm in sides for gate in launched_gates(experiment)]
     before = [tools.gate_step(f"gate:{n}", arm, gate, experiment) for n, (experiment, arm, gate) in enumerate(gates)]
     before = [_beside(arms[0].name, step, before) for step in before]
@@ -215,9 +217,11 @@ def _run(step: str, experiment: Experiment, arm: Arm, launch: Launch) -> RunStep
     return RunStep(step, arm.name, *fields, markers, attempts, launch.limit_s, files=files)
 
 
-def _chains(baseline: Experiment, candidate: Experiment, arms: Sequence[Arm], kind: str) -> Iterator[ChainStep]:
+def _chains(
+    baseline: Experiment, candidate: Experiment, arms: Sequence[Arm], kind: str, cells: Collection[str]
+) -> Iterator[ChainStep]:
     session = baseline.session
-    for number, (launch, against) in enumerate(pairs(baseline, candidate)):
+    for number, (launch, against) in enumerate(pairs(baseline, candidate, cells)):
         first = _run(f"chain:{number}:{model.BASELINE}", baseline, arms[0], launch)
         second = first if len(arms) == 1 else _run(f"chain:{number}:{model.CANDIDATE}", candidate, arms[1], against)
         yield ChainStep(

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from typer import Argument, Option
 
-from dgxlab.cli._app import App, readable_experiments
-from dgxlab.cli._out import Out
+from dgxlab.cli._app import App, Workspace, experiment, readable_experiments
+from dgxlab.cli._out import Out, table
+from dgxlab.cli.run import MeasureOptions
+from dgxlab.cli.search import shown_verdicts
+from dgxlab.errors import CheckFailed, UsageError
 
-app = App("Name llama.cpp's commits.")
+if TYPE_CHECKING:
+    from dgxlab.lab.upgrade import Upgrade
+
+app = App("Name llama.cpp's commits, and try newer ones.")
 
 
 @app.add
@@ -29,3 +39,68 @@ def id_(
     known = source or list(dict.fromkeys(chain.from_iterable(spec.sources for spec in readable_experiments(out.note))))
     pin = full_id(name, known or [UPSTREAM], PinCache(), out.note)
     out.result({"name": name, "pin": pin}, f"pin: {pin}  # {name}")
+
+
+@app.add
+def check(
+    name: str = Argument(help="The new pin: a tag, a branch, or the beginning of a commit's id."),
+    names: list[str] | None = Argument(None, metavar="[SERIES]...", help="Series to check; all by default."),
+    like: str = Option("stock", metavar="EXPERIMENT", help="What to build and measure, on the old pin."),
+    screen: bool = Option(True, "--screen/--no-screen", help="Compare with the old pin, one bracket a row."),
+    *,
+    options: MeasureOptions,
+    workspace: Workspace,
+    out: Out,
+) -> None:
+    """Try a newer pin with every series: build, gates, and a screen.
+
+    One row says whether a series applies, builds and passes there, and how it compares with the old pin.
+
+    The first row is llama.cpp without one. Gates are the parity gates of --like, and for a series those operations
+    for which specs that apply it have gates; their counts are recorded, not compared. A screen needs a noise floor.
+
+    Example: dgxlab pin check b6900 --like quickstart
+    """
+    from dgxlab import series
+    from dgxlab.cli._display import display
+    from dgxlab.lab.upgrade import Check
+    from dgxlab.source import PinCache, full_id
+
+    others = readable_experiments(out.note)
+    spec = experiment(like, options.set_, options.host)
+    sources = list(dict.fromkeys(chain(*(each.sources for each in others), spec.sources)))
+    pin = full_id(name, sources, PinCache(trusted=options.trust_source), out.note)
+    if pin == spec.pin:
+        raise UsageError(f"{spec.name} is on pin {pin[:12]} already", next="name a newer one, or another --like")
+    root = Path(spec.root)
+    asked = Check(spec, pin, sources, screen, 60 * options.wait)
+    where = replace(workspace, project=root, trust_source=options.trust_source)
+    rows = []
+    with where.lab(create=True) as lab, display(out) as watch:
+        for row in asked.rows(lab, names or series.names(root), others, watch):
+            rows.append(row)
+            out.note(": ".join(filter(None, [row.series or "stock", row.reason or "checked"])))
+    out.result({"pin": pin, "from": spec.pin, "rows": rows}, lambda: _table(rows))
+    if bad := [row for row in rows if not (row.applies and row.builds and row.passed)]:
+        message = f"not everything is well on pin {pin[:12]}: {', '.join(row.series or 'stock' for row in bad)}"
+        raise CheckFailed(message, next=bad[0].next)
+
+
+def _table(rows: Sequence[Upgrade]) -> str:
+    """Return a line for each row, and below it the reasons."""
+    from dgxlab.judgement import session_verdict
+
+    yes = {True: "yes", False: "no", None: "-"}
+    shown = []
+    notes = []
+    for row in rows:
+        name = row.series or "stock"
+        counts = "; ".join(f"{op} {count}" for op, count in row.gates.items())
+        verdict = session_verdict([verdict.verdict for _, verdict in row.verdicts]) if row.verdicts else "-"
+        gates = f"{counts}{' (failed)' * (row.passed is False)}" if counts else yes[row.passed]
+        words = {"series": name, "applies": yes[row.applies], "builds": yes[row.builds], "gates": gates}
+        shown.append({**words, "screen": verdict})
+        notes += [f"{name}: {text}" for text in shown_verdicts(row.verdicts)]
+        notes += [f"{name}: {row.reason}{f'; next: {row.next}' if row.next else ''}"] if row.reason else []
+        notes += [f"{name}: its CUDA files were not compiled, as GGML_CUDA is off"] if row.uncompiled else []
+    return "\n".join([table(shown), *([""] if notes else []), *notes])

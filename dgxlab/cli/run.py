@@ -69,7 +69,7 @@ class _SpecOptions:
 
 
 @dataclass(frozen=True)
-class _MeasureOptions(_SpecOptions):
+class MeasureOptions(_SpecOptions):
     """Options of every command that measures."""
 
     wait: Annotated[
@@ -84,7 +84,7 @@ def run(
     tree: _TreeOption = None,
     wide: WideOption = False,
     *,
-    options: _MeasureOptions,
+    options: MeasureOptions,
     workspace: Workspace,
     out: Out,
 ) -> None:
@@ -96,7 +96,7 @@ def run(
 
 
 def gate(
-    spec: _SpecArgument, tree: _TreeOption = None, *, options: _MeasureOptions, workspace: Workspace, out: Out
+    spec: _SpecArgument, tree: _TreeOption = None, *, options: MeasureOptions, workspace: Workspace, out: Out
 ) -> None:
     """Build and run the gates alone.
 
@@ -127,7 +127,7 @@ def ab(  # noqa: PLR0913 - each is an option
     max_minutes: _MaxMinutesOption = None,
     wide: WideOption = False,
     *,
-    options: _MeasureOptions,
+    options: MeasureOptions,
     workspace: Workspace,
     out: Out,
 ) -> None:
@@ -152,7 +152,7 @@ def noise(
     fail_on: FailOnOption = None,
     wide: WideOption = False,
     *,
-    options: _MeasureOptions,
+    options: MeasureOptions,
     workspace: Workspace,
     out: Out,
 ) -> None:
@@ -243,7 +243,7 @@ def _seconds(max_minutes: float | None) -> float:
 
 def _measure(
     request: Request,
-    options: _MeasureOptions,
+    options: MeasureOptions,
     workspace: Workspace,
     out: Out,
     fail_on: Collection[str] = (),

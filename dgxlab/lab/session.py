@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from dgxlab import compare, judgement, model, plan, series, tools
 from dgxlab.chains import comparisons
@@ -43,6 +44,7 @@ class Request:
     allow: Collection[str] = ()  # kinds of `compare.MUST_AGREE` in which the arms may differ
     wait_s: float = model.WAIT_S  # max wait of the job for its devices, 0 for none
     max_s: float = 0.0  # max time of a session's chains, 0 for no limit
+    cells: Collection[str] = ()  # labels of the cells that a session compares, () for all
 
     @property
     def experiments(self) -> list[Experiment]:
@@ -170,7 +172,7 @@ def source_of(cache: PinCache, experiment: Experiment, tree: Path | None, watch:
     if tree is not None:
         return series.apply_tree(cache, experiment.pin, tree)
     root = Path(experiment.root)
-    return series.apply(cache, experiment.pin, [series.read(root, name) for name in experiment.series])
+    return series.apply(cache, experiment.pin, [series.read(root, name, experiment.pin) for name in experiment.series])
 
 
 def _device(side: Side, probe: Probe) -> Device:
@@ -297,7 +299,7 @@ def _left_to_do(store: Store, request: Request, side: Side, probe: Probe, *, aga
 def _everything(request: Request, sides: Sequence[Side], job_id: str, todo: Todo | None = None) -> Plan:
     if request.baseline is not None:
         sources = (sides[0].source, sides[-1].source)
-        limits = {"wait_s": request.wait_s, "max_s": request.max_s}
+        limits: dict[str, Any] = {"wait_s": request.wait_s, "max_s": request.max_s, "cells": request.cells}
         job = plan.make_ab(request.baseline, request.experiment, sources, job_id=job_id, kind=request.kind, **limits)
     else:
         job = plan.make(

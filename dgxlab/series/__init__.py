@@ -23,7 +23,17 @@ from dgxlab.series.stack import Stack, changed_files
 from dgxlab.source.cache import PINS, PinCache, check_pin
 
 __all__ = [
-    *("Series", "apply", "apply_tree", "check", "diff", "export", "names", "own_pins", "place_for", "read", "refresh"),
+    "Series",
+    "apply",
+    "apply_tree",
+    "check",
+    "diff",
+    "export",
+    "names",
+    "own_pins",
+    "place_for",
+    "read",
+    "refresh",
 ]
 
 _RECIPE = 1  # version of the algorithm that turns a series into commits; part of the cache key of a result

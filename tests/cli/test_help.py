@@ -42,10 +42,23 @@ def parse(command: Any, args: list[str], parent: Any = None) -> list[str]:
 def test_every_command_is_there() -> None:
     assert [" ".join(path) for path in LEAVES] == [
         "init",
-        *("run", "ab", "noise", "gate", "plan", "report", "jobs", "attach", "cancel", "logs"),
-        *("import", "export", "serve-record", "verdict", "bytes", "doctor", "schema", "session reject"),
+        *("run", "ab", "noise", "gate", "plan", "bisect", "ablate", "report", "sessions"),
+        *(
+            "jobs",
+            "attach",
+            "cancel",
+            "logs",
+            "import",
+            "export",
+            "serve-record",
+            "verdict",
+            "bytes",
+            "doctor",
+            "schema",
+        ),
+        *("session reject", "session note", "session diff"),
         *("new experiment", "new series"),
-        *("patch list", "patch check", "patch refresh", "patch export", "pin id"),
+        *("patch list", "patch check", "patch refresh", "patch export", "pin id", "pin check"),
         *("host add", "host trust", "host list"),
         *("host check", "host clean", "db check", "db text", "db merge", "db rebuild"),
     ]

@@ -1,0 +1,181 @@
+"""dgxlab bisect, ablate: which patch or commit made a difference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, Option
+
+from dgxlab.cli._app import Workspace, experiment, readable_experiments
+from dgxlab.cli._out import Out, plural, table
+from dgxlab.cli.run import MeasureOptions
+from dgxlab.errors import ConditionsError, UsageError, command
+
+if TYPE_CHECKING:
+    from dgxlab.lab import Lab
+    from dgxlab.lab.search import Compared, Step
+    from dgxlab.model import Experiment
+    from dgxlab.stats import Verdict
+
+_LikeOption = Annotated[
+    str | None,
+    Option("--like", metavar="EXPERIMENT", help="What to build and measure; by default the only spec that fits."),
+]
+
+
+def bisect(  # noqa: PLR0913 - each is an option
+    good: str = Argument(help="The last step known without the difference: a commit, or a patch's number; 0 for none."),
+    bad: str = Argument(help="A step with the difference: a later commit, or a patch's number."),
+    cell: str = Option(..., help="The cell to judge by, as tables call it: pp512."),
+    series: str | None = Option(None, help="Search the patches of this series."),
+    tree: Path | None = Option(None, help="Search the commits of this llama.cpp clone."),
+    confidence: float = Option(0.95, min=0.5, max=0.999, help="How probable the answer must be."),
+    like: _LikeOption = None,
+    *,
+    options: MeasureOptions,
+    workspace: Workspace,
+    out: Out,
+) -> None:
+    """Find the patch or the commit that changed a cell's speed.
+
+    The ends are compared first. Then a step at a time is built, gated and compared with GOOD in an A/B session, until
+    one step is as probable as --confidence; a step that cannot be built or fails its gates is left out.
+
+    Example: dgxlab bisect 0 3 --series w4a16 --cell pp512
+    """
+    from dgxlab.cli._display import display
+    from dgxlab.lab import search
+
+    if bool(series) == bool(tree):
+        raise UsageError("name one of --series and --tree, to search in", next="dgxlab bisect --help")
+    spec = _template(series, like, options, out)
+    if series:
+        steps = _between(search.series_steps(spec, series, _patches(spec, series)), good, bad)
+    else:
+        assert tree
+        steps = search.commit_steps(spec, tree, good, bad)
+    by = search.Search((cell,), wait_s=60 * options.wait)
+
+    def tell(answer: search.Answer) -> None:
+        what = "cannot be tested" if answer.probability is None else f"there with {100 * answer.probability:.1f} %"
+        out.note(f"{steps[answer.step].name}: {answer.compared.reason or what}")
+
+    with _lab(options, workspace, spec) as lab, display(out) as watch:
+        found = search.bisect(lab, steps, by, watch, confidence=confidence, on_answer=tell)
+    ends = "; ".join(shown_verdicts(found.ends.verdicts)) or found.ends.reason
+    if not found.suspects:
+        message = f"{cell} does not differ between {steps[0].name} and {steps[-1].name}: {ends}"
+        raise ConditionsError(message, next=f"dgxlab report {found.ends.session}")
+    names = [steps[at].name for at in found.suspects]
+    tests: list[tuple[str, Compared, float | None]] = [("all of it", found.ends, 1.0)]
+    tests += [(steps[answer.step].name, answer.compared, answer.probability) for answer in found.answers]
+    sure = f"{100 * found.probability:.1f} % sure"
+    value = {
+        "suspects": names,
+        "probability": found.probability,
+        "tests": [_value(compared) | {"step": step, "there": there} for step, compared, there in tests],
+    }
+    rows = [
+        {
+            "step": step,
+            "there": "-" if there is None else f"{100 * there:.1f} %",
+            "verdict": "; ".join(shown_verdicts(compared.verdicts)) or compared.reason,
+            "session": compared.session[-6:] or "-",
+        }
+        for step, compared, there in tests
+    ]
+    out.result(value, "\n".join([f"{sure}: {' or '.join(names)} ({ends})", "", table(rows)]))
+    if found.probability < confidence:
+        message = f"only {sure} after {plural(len(found.answers), 'test')}"
+        raise ConditionsError(message, next="repeat it with fewer steps, or with a larger session.cycles")
+
+
+def ablate(
+    series: str = Argument(help="The series: a folder under patches/."),
+    cell: list[str] | None = Option(None, help="Compare this cell alone, as tables call it; may be given again."),
+    screen: bool = Option(False, "--screen", help="One bracket a patch instead of a chain: drops, and keeps nothing."),
+    like: _LikeOption = None,
+    *,
+    options: MeasureOptions,
+    workspace: Workspace,
+    out: Out,
+) -> None:
+    """Measure a series without each of its patches in turn.
+
+    Each time it is compared with all of it: `slower` says that the patch makes the cell faster. A patch that others
+    need is listed with the reason: a later patch does not apply, or the build or a gate fails.
+
+    Example: dgxlab ablate gdn-state --like h200-gdn-on
+    """
+    from dgxlab.cli._display import display
+    from dgxlab.lab import search
+
+    spec = _template(series, like, options, out)
+    by = search.Search(tuple(cell or ()), "screen" if screen else "ab", 60 * options.wait)
+    rows: list[dict[str, Any]] = []
+    shown: list[dict[str, str]] = []
+    with _lab(options, workspace, spec) as lab, display(out) as watch:
+        for patch, compared in search.ablate(lab, spec, series, _patches(spec, series), by, watch):
+            rows.append(_value(compared) | {"without": patch})
+            words = shown_verdicts(compared.verdicts) or [f"cannot be left out: {compared.reason}"]
+            shown += [
+                {"without": patch if not number else "", "verdict": text, "session": compared.session[-6:]}
+                for number, text in enumerate(words)
+            ]
+    out.result(rows, lambda: table(shown))
+
+
+def _template(series: str | None, like: str | None, options: MeasureOptions, out: Out) -> Experiment:
+    """Return the experiment that a search measures: --like, else the only one that fits."""
+    if like is None:
+        every = [each for each in readable_experiments(out.note) if each.bench]
+        fits = [each for each in every if (series in each.series if series else not each.series)]
+        if len(fits) != 1:
+            what = f"apply {series}" if series else "apply no series"
+            some = fits[0].name if fits else "EXPERIMENT"
+            raise UsageError(f"{len(fits)} experiments {what}: choose one with --like", next=f"add --like {some}")
+        like = fits[0].path
+    spec = experiment(like, options.set_, options.host)
+    if series and series not in spec.series:
+        raise UsageError(f"{spec.name} does not apply {series}", next=command("dgxlab", "plan", like))
+    return spec
+
+
+def _patches(spec: Experiment, name: str) -> list[str]:
+    from dgxlab import series
+
+    return [patch.name.removesuffix(".patch") for patch in series.read(Path(spec.root), name, spec.pin).patches]
+
+
+def _between(steps: list[Step], good: str, bad: str) -> list[Step]:
+    numbers = [int(text) if text.isdecimal() else -1 for text in (good, bad)]
+    if not 0 <= numbers[0] < numbers[1] < len(steps):
+        message = f"of {len(steps) - 1} patches, {good} and {bad} are no two numbers in order, 0 for none"
+        raise UsageError(message, next="dgxlab patch list")
+    return steps[numbers[0] : numbers[1] + 1]
+
+
+def _value(compared: Compared) -> dict[str, Any]:
+    cells = {label: {"verdict": verdict.verdict, "effect": verdict.effect} for label, verdict in compared.verdicts}
+    return {"cells": cells, "session": compared.session, "reason": compared.reason}
+
+
+def shown_verdicts(verdicts: Sequence[tuple[str, Verdict]]) -> list[str]:
+    """Return a line for each verdict: `pp512 slower -3.10 % (-3.50 to -2.70)`."""
+    return [f"{label} {verdict.verdict} {_effect(verdict)}" for label, verdict in verdicts]
+
+
+def _lab(options: MeasureOptions, workspace: Workspace, spec: Experiment) -> AbstractContextManager[Lab]:
+    where = replace(workspace, project=Path(spec.root), trust_source=options.trust_source)
+    return where.lab(create=True)
+
+
+def _effect(verdict: Verdict | None) -> str:
+    if verdict is None or verdict.effect is None:
+        return "-"
+    ends = f" ({100 * verdict.ci[0]:+.2f} to {100 * verdict.ci[1]:+.2f})" if verdict.ci else ""
+    return f"{100 * verdict.effect:+.2f} %{ends}"

@@ -1,0 +1,210 @@
+"""Find which change made a difference: bisection over steps, and ablation, a session without each patch of a series.
+
+A step is an experiment whose build differs from the step before in one patch or one commit. Each is gated and judged as
+in any A/B session, against the first one; the sessions are in the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dgxlab import judgement, model
+from dgxlab.errors import BuildFailed, DgxlabError, GateFailed, PatchError, RemoteError, SpecError, command
+from dgxlab.lab import Lab, Watch, session
+from dgxlab.lab.session import Request
+from dgxlab.model import Experiment, ParityGate
+from dgxlab.source.git import Git
+from dgxlab.stats import Bisection, Verdict, past_half
+
+FAULTS = (PatchError, BuildFailed, GateFailed, RemoteError)
+"""Errors that lie in what is built: other steps may be well."""
+
+_TRIES = 2  # sessions of a step whose verdict is invalid before it counts as untestable
+
+
+@dataclass(frozen=True)
+class Step:
+    """A build to test: its name, a patch or a commit, and the experiment that builds and measures it."""
+
+    name: str
+    experiment: Experiment
+
+
+@dataclass(frozen=True)
+class Search:
+    """How steps are measured."""
+
+    cells: Collection[str] = ()  # labels of the cells to compare, () for all
+    kind: str = "ab"  # or "screen"
+    wait_s: float = model.WAIT_S
+
+    def compare(self, lab: Lab, baseline: Experiment, candidate: Experiment, watch: Watch) -> Compared:
+        """Measure two builds in a session.
+
+        Raises:
+            DgxlabError: if the session ends in an error that is not one of FAULTS.
+        """
+        request = Request(self.kind, candidate, baseline, wait_s=self.wait_s, cells=self.cells)
+        try:
+            outcome = session.run(lab, request, watch)
+        except FAULTS as error:  # a patch does not apply
+            return Compared(fault=error)
+        if outcome.error and not isinstance(outcome.error, FAULTS):
+            raise outcome.error
+        if outcome.error:
+            return Compared(outcome.job_id, fault=outcome.error)
+        labels = {c.key: c.label for chain in lab.store.job(outcome.job_id).plan.chains for c in chain.baseline.cells}
+        judged = judgement.recorded(lab.store, outcome.job_id)
+        named = tuple((labels[each.comparison.baseline], each.verdict) for each in judged)
+        return Compared(outcome.job_id, named)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """How a session of two builds ended."""
+
+    session: str = ""  # "" if none began
+    verdicts: tuple[tuple[str, Verdict], ...] = ()  # by the label of the cell
+    fault: DgxlabError | None = None
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The verdict on its first comparison; None without one, or if it is invalid."""
+        return next((verdict for _, verdict in self.verdicts if verdict.effect is not None), None)
+
+    @property
+    def reason(self) -> str:
+        """Why there is no verdict, in a sentence; "" if there is one."""
+        if self.fault:
+            return cause(self.fault)
+        return "" if self.verdict else "; ".join(reason for _, verdict in self.verdicts for reason in verdict.reasons)
+
+
+def cause(fault: DgxlabError) -> str:
+    """Return why something cannot be built or measured, of a build that failed the compiler's first error."""
+    return fault.details.splitlines()[0] if isinstance(fault, BuildFailed) and fault.details else fault.message
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One test of a step: the session, and the probability that the difference is there, None if untestable."""
+
+    step: int
+    compared: Compared
+    probability: float | None
+
+
+@dataclass(frozen=True)
+class Found:
+    """The result of a bisection: `suspects` is a range of steps, empty where the ends do not differ."""
+
+    ends: Compared  # the last step against the first
+    answers: tuple[Answer, ...] = ()
+    suspects: range = range(0)
+    probability: float = 0.0
+
+
+def bisect(
+    lab: Lab,
+    steps: Sequence[Step],
+    search: Search,
+    watch: Watch,
+    *,
+    confidence: float = 0.95,
+    on_answer: Callable[[Answer], None] = lambda answer: None,
+) -> Found:
+    """Find the step that made the difference between the first and the last one.
+
+    Args:
+        search: Its cells must be one.
+        confidence: The search ends when so probable a step is found, or after four times as many tests as exact ones
+            would take.
+
+    Raises:
+        DgxlabError: if the ends cannot be compared, or a session ends in an error that is not one of FAULTS.
+    """
+    first = steps[0].experiment
+    ends = search.compare(lab, first, steps[-1].experiment, watch)
+    if ends.fault:
+        raise ends.fault
+    if not ends.verdict or ends.verdict.verdict not in ("faster", "slower"):
+        return Found(ends)
+    whole = ends.verdict.effect or 0.0
+    # half of the difference is to be told from none and from all of it
+    enough = replace(first.session, effect=max(first.session.effect, abs(whole) / 2))
+    state = Bisection(len(steps) - 1, confidence)
+    answers: list[Answer] = []
+    while (at := state.next()) is not None and len(answers) < 4 * len(steps).bit_length():
+        candidate = steps[at].experiment
+        compared = search.compare(lab, replace(first, session=enough), replace(candidate, session=enough), watch)
+        seen = compared.verdict
+        there = past_half(seen.effect or 0.0, seen.spread or 0.0, seen.valid_cycles, whole) if seen else None
+        answers.append(Answer(at, compared, there))
+        on_answer(answers[-1])
+        if there is not None:
+            state.answer(at, there)
+        elif compared.fault or sum(answer.step == at for answer in answers) >= _TRIES:
+            state.untestable.add(at)
+    suspects, probability = state.suspects
+    return Found(ends, tuple(answers), suspects, probability)
+
+
+def ablate(
+    lab: Lab, experiment: Experiment, name: str, patches: Sequence[str], search: Search, watch: Watch
+) -> Iterator[tuple[str, Compared]]:
+    """Yield each patch of the series `name`, and how the experiment without it compares with the whole one."""
+    whole = gated(experiment)
+    for number, patch in enumerate(patches, 1):
+        others = [str(other) for other in range(1, len(patches) + 1) if other != number]
+        without = _with(whole, name, f"{name}:{','.join(others)}" if others else "", f"without-{number}")
+        yield patch, search.compare(lab, whole, without, watch)
+
+
+def series_steps(experiment: Experiment, name: str, patches: Sequence[str]) -> list[Step]:
+    """Return an experiment with no patch of the series `name`, then with one more at each step."""
+    steps = [Step("none", _with(gated(experiment), name, "", "0"))]
+    for number, patch in enumerate(patches, 1):
+        chosen = name if number == len(patches) else f"{name}:1-{number}"
+        steps.append(Step(patch, _with(gated(experiment), name, chosen, str(number))))
+    return steps
+
+
+def commit_steps(experiment: Experiment, clone: Path, good: str, bad: str) -> list[Step]:
+    """Return an experiment on each commit of a clone from `good` to `bad`, of merges the first parent alone.
+
+    Raises:
+        SpecError: if `good` is no ancestor of `bad` there.
+    """
+    own = Git.checkout(clone)
+    ids = [own.attempt("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}").text for name in (good, bad)]
+    listed = own.attempt("rev-list", "--first-parent", "--reverse", f"{ids[0]}..{ids[1]}") if all(ids) else None
+    commits = listed.text.split() if listed and listed.rc == 0 else []
+    if not commits or own.attempt("merge-base", "--is-ancestor", *ids).rc != 0:
+        message = f"{clone} has no commits from {good} to {bad}"
+        raise SpecError(message, next=command("git", "-C", clone, "log", "--oneline", f"{good}..{bad}"))
+    steps = []
+    for number, commit in enumerate([ids[0], *commits]):
+        subject = own.run("show", "--no-patch", "--format=%s", commit)
+        sources = (str(clone.resolve()), *experiment.sources)
+        at = replace(gated(experiment), pin=commit, sources=sources, name=_name(experiment, str(number)))
+        steps.append(Step(f"{commit[:12]} {subject}", at))
+    return steps
+
+
+def gated(experiment: Experiment) -> Experiment:
+    """Return an experiment with parity gates alone, of any count and any path: the step that adds a path lacks it."""
+    gates = [gate for gate in experiment.gates if isinstance(gate, ParityGate)]
+    loose = (replace(gate, expect=None, unsupported=None, cases="", engaged="") for gate in gates)
+    return replace(experiment, gates=tuple(loose))
+
+
+def _with(experiment: Experiment, name: str, chosen: str, suffix: str) -> Experiment:
+    """Return an experiment with `chosen` in the place of the series `name`, "" for nothing."""
+    series = tuple(chosen if each.partition(":")[0] == name else each for each in experiment.series)
+    return replace(experiment, series=tuple(filter(None, series)), name=_name(experiment, suffix))
+
+
+def _name(experiment: Experiment, suffix: str) -> str:
+    return f"{experiment.name[: 60 - len(suffix)]}-{suffix}"

@@ -1,0 +1,110 @@
+"""The check of a newer pin: whether stock and each series apply, build and pass there, and a screen against the old."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from dgxlab import series
+from dgxlab.errors import ConditionsError, DgxlabError
+from dgxlab.lab import Lab, Watch, session
+from dgxlab.lab.search import FAULTS, Search, cause, gated
+from dgxlab.lab.session import Request
+from dgxlab.model import Experiment, ParityGate, events
+from dgxlab.stats import Verdict
+
+CUDA_FILES = (".cu", ".cuh")
+
+
+@dataclass(frozen=True)
+class Upgrade:
+    """What became of stock, or of one series, on the new pin. None: not known, as an earlier step failed."""
+
+    series: str  # "" for stock
+    applies: bool
+    builds: bool | None = None
+    gates: dict[str, str] = field(default_factory=dict)  # op: counts, or why it failed
+    passed: bool | None = None
+    verdicts: tuple[tuple[str, Verdict], ...] = ()  # of the screen against the old pin, by the label of the cell
+    sessions: tuple[str, ...] = ()
+    reason: str = ""  # why a column is empty or says no
+    next: str = ""  # the command that helps
+    uncompiled: bool = False  # it changes CUDA files, and the experiment builds none
+
+
+@dataclass(frozen=True)
+class Check:
+    """How the rows of an upgrade are made; `experiment` is on the old pin, and its own series are left out."""
+
+    experiment: Experiment
+    pin: str
+    sources: Sequence[str]
+    screen: bool
+    wait_s: float
+
+    def rows(self, lab: Lab, names: Sequence[str], others: Collection[Experiment], watch: Watch) -> Iterator[Upgrade]:
+        """Yield the row of stock, then of each series.
+
+        A row has the parity gates of the experiment, and the operations that `others`, specs that apply the series,
+        have gates for.
+
+        Raises:
+            DgxlabError: for an error that does not lie in what is built.
+        """
+        lab.cache.ensure(self.pin, self.sources, lambda note: watch(events.NoteEvent(note=note)))
+        for name in ("", *names):
+            problems = series.check(Path(self.experiment.root), name, lab.cache, self.pin) if name else []
+            if problems:
+                mend = f"dgxlab patch refresh {name} --pin {self.pin} --beside"
+                yield Upgrade(name, applies=False, reason=problems[0], next=mend)
+            else:
+                ops = {g.op for each in others if name in each.series for g in each.gates if isinstance(g, ParityGate)}
+                yield self._row(lab, name, ops if name else set(), watch)
+
+    def _row(self, lab: Lab, name: str, ops: set[str], watch: Watch) -> Upgrade:
+        old = replace(gated(self.experiment), series=tuple(filter(None, [name])))
+        gates = [gate for gate in old.gates if isinstance(gate, ParityGate)]
+        more = [replace(gates[0], op=op, env={}) for op in sorted(ops - {gate.op for gate in gates})] if gates else []
+        short = f"{old.name[:40]}-{name or 'stock'}"[:55]
+        old = replace(old, gates=(*gates, *more), name=short)
+        new = replace(old, pin=self.pin, sources=tuple(self.sources), name=f"{short}-new")
+        row = self._gated(lab, Upgrade(name, applies=True), new, watch)
+        if name and "GGML_CUDA" not in new.cmake:
+            touched = series.read(Path(new.root), name, self.pin).paths
+            row = replace(row, uncompiled=any(path.endswith(CUDA_FILES) for path in touched))
+        if not (row.passed and self.screen and new.bench):
+            return row
+        try:  # the gates have just passed, and the pins have different cases
+            baseline, candidate = (replace(each, gates=()) for each in (old, new))
+            compared = Search(kind="screen", wait_s=self.wait_s).compare(lab, baseline, candidate, watch)
+        except ConditionsError as error:  # there is no noise floor
+            return replace(row, reason=error.message, next=error.next)
+        sessions = tuple(filter(None, (*row.sessions, compared.session)))
+        return replace(row, verdicts=compared.verdicts, sessions=sessions, reason=row.reason or compared.reason)
+
+    def _gated(self, lab: Lab, row: Upgrade, new: Experiment, watch: Watch) -> Upgrade:
+        """Return the row with what the build and the gates gave."""
+        built: list[events.BuildEvent] = []
+        counts: dict[str, str] = {}
+        error: DgxlabError | None
+
+        def see(event: events.Event) -> None:
+            if isinstance(event, events.BuildEvent):
+                built.append(event)
+            elif isinstance(event, events.GateEvent) and isinstance(event.gate, ParityGate):
+                seen = event.counts
+                counts[event.gate.op] = f"{seen['passed']}/{seen['total']}, {seen['unsupported']} unsupported"
+            watch(event)
+
+        try:
+            outcome = session.run(lab, Request("gate", new, wait_s=self.wait_s), see)
+            error, job = outcome.error, outcome.job_id
+        except FAULTS as refused:
+            error, job = refused, ""
+        if error and not isinstance(error, FAULTS):
+            raise error
+        row = replace(row, builds=bool(built), gates=counts, sessions=tuple(filter(None, [job])))
+        if error is None:
+            return replace(row, passed=True)
+        return replace(row, passed=False if built else None, reason=cause(error), next=error.next)

@@ -1,0 +1,137 @@
+"""`dgxlab bisect`, `ablate`, `pin check`: planted patches are found, and what cannot be tested is said."""
+
+from pathlib import Path
+
+import pytest
+
+from tests import toy
+from tests.cli.conftest import Project
+
+STREAM = """extends: toy.yaml
+series: [many]
+env: {TOY: noisy}
+bench: [{llama-bench: {model: m, n_prompt: [16, 32], n_gen: 4}}]
+session: {cycles: 6}
+"""
+SLOW = '(strcmp(toy(), "half") ? 1 : 2)'
+BROKEN = "#error broken\n"
+
+
+def commit(checkout: Path, subject: str, file: str, old: str, new: str) -> str:
+    """Commit a change of one file of the toy; an empty `old` is its end."""
+    path = checkout / file
+    text = path.read_text()
+    path.write_text(text.replace(old, new) if old else text + new)
+    toy.git(checkout, "commit", "-q", "-a", "-m", subject)
+    return toy.git(checkout, "rev-parse", "HEAD")
+
+
+@pytest.fixture
+def checkout(project: Project, tmp_path: Path) -> Path:
+    """Five commits on the pin: the second does not compile before the third, and the fourth is slow."""
+    where = project.checkout(tmp_path / "llama.cpp")
+    commit(where, "toy : one", "tools/llama-completion.c", "", "int one;\n")
+    commit(where, "toy : break", "ggml/ggml.c", "", BROKEN)
+    commit(where, "toy : mend", "ggml/ggml.c", BROKEN, "int mended;\n")
+    commit(where, "toy : slow", "tools/llama-bench.c", SLOW, f"{SLOW} * 5 / 4")
+    commit(where, "toy : five", "tools/llama-completion.c", "int one;\n", "int one, five;\n")
+    return where
+
+
+@pytest.fixture
+def many(project: Project, checkout: Path) -> Project:
+    """A project whose series `many` has the five as patches, and an experiment that applies it."""
+    project.ok("patch", "export", "many", "--tree", checkout)
+    project.spec("stream", STREAM)
+    return project
+
+
+def test_a_slow_patch_is_found(many: Project) -> None:
+    """Noise of 1 % hides nothing, and the answer says how sure it is."""
+    ran = many.json("bisect", "0", "5", "--series", "many", "--cell", "pp16")
+    assert ran["suspects"] == ["toy-slow"]
+    assert ran["probability"] >= 0.95
+    tests = {test["step"]: test for test in ran["tests"]}
+    assert tests["all of it"]["cells"]["pp16"]["verdict"] == "slower"
+    assert tests["all of it"]["cells"]["pp16"]["effect"] == pytest.approx(-0.2, abs=0.02)
+    assert tests["toy-slow"]["there"] > 0.99
+    assert tests["toy-mend"]["there"] < 0.01
+    assert many.run("db", "check").out == "ok\n"
+
+
+def test_a_step_that_does_not_compile_is_passed_over(many: Project, checkout: Path) -> None:
+    """The slow patch is the broken one: it and the one that mends it are suspected together."""
+    toy.git(checkout, "reset", "-q", "--hard", many.machine.pin)
+    commit(checkout, "toy : one", "tools/llama-completion.c", "", "int one;\n")
+    commit(checkout, "toy : slow", "tools/llama-bench.c", SLOW, f"{SLOW} * 5 / 4\n{BROKEN}")
+    commit(checkout, "toy : mend", "tools/llama-bench.c", f"\n{BROKEN}", "")
+    commit(checkout, "toy : four", "tools/llama-completion.c", "int one;\n", "int one, four;\n")
+    many.ok("patch", "export", "many", "--tree", checkout)
+    ran = many.json("bisect", "0", "4", "--series", "many", "--cell", "pp16")
+    assert ran["suspects"] == ["toy-slow", "toy-mend"]
+    (broken,) = [test for test in ran["tests"] if test["step"] == "toy-slow"]
+    assert "#error broken" in broken["reason"]
+    assert broken["there"] is None
+
+
+def test_ends_that_do_not_differ(many: Project) -> None:
+    ran = many.run("bisect", "0", "1", "--series", "many", "--cell", "pp16")
+    assert (ran.rc, ran.out) == (8, "")
+    assert "pp16 does not differ between none and toy-one" in ran.error
+    assert ran.next.startswith("dgxlab report ")
+    ran = many.run("bisect", "3", "3", "--series", "many", "--cell", "pp16")
+    assert (ran.rc, ran.next) == (2, "dgxlab patch list")
+    assert many.run("bisect", "0", "5", "--series", "many", "--cell", "pp99").error.endswith(
+        "no cell of pp99 in common"
+    )
+    assert many.run("bisect", "0", "5", "--cell", "pp16").rc == 2
+
+
+def test_a_slow_commit_is_found(project: Project, checkout: Path) -> None:
+    project.spec("plain", STREAM.replace("series: [many]\n", ""))
+    first = project.machine.pin
+    words = ("--tree", checkout, "--cell", "tg4", "--like", "plain")
+    ran = project.ok("bisect", f"{first[:12]}", "HEAD", *words)
+    title, _, head, *rows = ran.out.splitlines()
+    assert "toy : slow (tg4 slower -" in title
+    assert head.split() == ["step", "there", "verdict", "session"]
+    assert "100.0 %" in rows[0]
+    backwards = project.run("bisect", "HEAD", first, *words)
+    assert (backwards.rc, "has no commits from HEAD to" in backwards.error) == (9, True)
+
+
+def test_each_patch_is_left_out_once(many: Project) -> None:
+    rows = {row["without"]: row for row in many.json("ablate", "many", "--cell", "pp16")}
+    assert list(rows) == ["toy-one", "toy-break", "toy-mend", "toy-slow", "toy-five"]
+    assert rows["toy-slow"]["cells"]["pp16"]["verdict"] == "faster"
+    assert rows["toy-slow"]["cells"]["pp16"]["effect"] == pytest.approx(0.25, abs=0.02)
+    assert rows["toy-five"]["cells"]["pp16"]["verdict"] in ("same", "inconclusive")
+    # the next patch changes its line; without it nothing compiles
+    assert "toy-mend.patch conflicts" in rows["toy-break"]["reason"]
+    assert "#error broken" in rows["toy-mend"]["reason"]
+    assert "toy-five.patch conflicts" in rows["toy-one"]["reason"]
+    assert many.run("ablate", "none").rc == 2
+
+
+def test_a_new_pin_is_tried_with_every_series(many: Project) -> None:
+    """Stock and a series that applies are built, gated and screened; one that does not apply is named, with the way."""
+    other = many.checkout(many.folder.parent / "other")
+    commit(other, "toy : other", "tools/llama-completion.c", "", "int other;\n")
+    many.ok("patch", "export", "other", "--tree", other)
+    plain = STREAM.replace("series: [many]\n", "")
+    many.spec("plain", plain)
+    later = many.machine.later
+    ran = many.run("pin", "check", later[:12], "--like", "plain")
+    assert (ran.rc, ran.next) == (11, f"dgxlab patch refresh many --pin {later} --beside")
+    rows = {line.split("  ")[0]: line for line in ran.out.splitlines()}
+    counts = "MUL_MAT 4/4, 1 unsupported"
+    assert [counts in rows[name] for name in ("stock", "many", "other")] == [True, False, True]
+    assert "many: series many: toy-break.patch does not apply" in ran.out
+    assert "next: dgxlab noise" in ran.out  # without a noise floor nothing can be screened
+    many.ok("noise", "plain")
+    as_json = many.json("pin", "check", later, "other", "--like", "plain")
+    stock, row = as_json["rows"]
+    assert (row["series"], row["applies"], row["builds"], row["passed"]) == ("other", True, True, True)
+    assert stock["gates"] == row["gates"] == {"MUL_MAT": "4/4, 1 unsupported"}
+    assert {verdict["verdict"] for _, verdict in stock["verdicts"]} <= {"inconclusive", "same"}
+    assert many.run("pin", "check", many.machine.pin, "--like", "plain").rc == 2
