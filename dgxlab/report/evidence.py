@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -52,23 +52,27 @@ GATES = f"""{MINE} SELECT {OF_GATES} FROM mine JOIN gates USING (job_id, arm, bu
 CHECKS = f"""{MINE} SELECT checks.*, device_id FROM mine JOIN checks USING (job_id, arm, build_id)
              WHERE job_id NOT IN ({REJECTED}) ORDER BY at, check_id"""  # noqa: S608 - our own
 
-IDS = "run_id IN (SELECT value FROM json_each(?))"
+VALUES = "SELECT * FROM measurements WHERE run_id IN ({}) ORDER BY run_id, cell, metric"
 
-VALUES = f"SELECT * FROM measurements WHERE {IDS} ORDER BY run_id, cell, metric"  # noqa: S608 - our own
+FLAGS = """SELECT run_id, kind, hard, reason FROM flags
+           WHERE run_id IN ({}) ORDER BY run_id, hard DESC, device, kind"""
 
-TELEMETRY = f"""SELECT name, min(median) AS low, max(median) AS high FROM telemetry
-                WHERE {IDS} GROUP BY name"""  # noqa: S608 - our own
-
-FLAGS = f"""SELECT run_id, kind, hard, reason FROM flags
-            WHERE {IDS} ORDER BY run_id, hard DESC, device, kind"""  # noqa: S608 - our own
+TELEMETRY = """SELECT name, min(median) AS low, max(median) AS high FROM telemetry
+               WHERE run_id IN (SELECT value FROM json_each(?)) GROUP BY name"""
 
 
 def by_run(store: Store, sql: str, runs: Iterable[str]) -> dict[str, list[Row]]:
     """Return the rows of a query, VALUES or FLAGS, by run; a run without rows has an empty list."""
-    runs = list(runs)
-    rows: dict[str, list[Row]] = grouped((row["run_id"], row) for row in store.rows(sql, (json.dumps(runs),)))
-    return {run: rows.get(run, []) for run in runs}
+    runs, rows = list(runs), []
+    for start in range(0, len(runs), PARAMETERS):
+        some = runs[start : start + PARAMETERS]
+        # a parameter each: for the ids of a subquery, SQLite would first group the samples of all runs
+        rows += store.rows(sql.format(",".join("?" * len(some))), some)
+    found: dict[str, list[Row]] = grouped((row["run_id"], row) for row in rows)
+    return {run: found.get(run, []) for run in runs}
 
+
+PARAMETERS = 1000  # of one SQL statement; SQLite takes some more
 
 Medians = Mapping[tuple[str, str, str, str], Mapping[int, float]]
 """The median of each run of chains: by chain, role, Cell.key and metric, then by cycle."""
@@ -199,20 +203,15 @@ def _machine(job: Job, device: Device | None) -> str:
 
 
 def _measured(store: Store, ask: Ask, valid: Sequence[Row]) -> Iterator[Measured]:
-    values = by_run(store, VALUES, [run["run_id"] for run in valid])
-    newest = dict(_of_chains(store, valid, values))
-    # prefer an ordinary run to a chain's, whatever its age: the other rows of a table are ordinary runs too
-    for run in valid:
-        for row in values[run["run_id"]] if run["role"] is None else ():
-            key = (row["cell"], run["model_id"], run["env_digest"])
-            if newest.get(key, ([], {}))[0] != [run]:
-                newest[key] = ([run], {})
-            newest[key][1][row["metric"]] = Number.of_row(row)
     accepted = {name: _accepted(model, valid) for name, model in ask.models.items()}
+    asked = [(cell, (cell.cell.key, accepted.get(cell.model, ""), cell.identity[2])) for cell in ask.cells]
+    of_chains = by_run(store, VALUES, [run["run_id"] for run in valid if run["role"] is not None])
+    # prefer an ordinary run to a chain's, whatever its age: the other rows of a table are ordinary runs too
+    ordinary = _newest(store, [run for run in valid if run["role"] is None], {key for _, key in asked})
+    newest = {**dict(_of_chains(store, valid, of_chains)), **ordinary}
     chosen = []
-    for cell in ask.cells:
-        cell_key, model, env_digest = cell.identity
-        runs, numbers = newest.get((cell_key, accepted.get(model, ""), env_digest), ([], {}))
+    for cell, key in asked:
+        runs, numbers = newest.get(key, ([], {}))
         if runs and runs[-1]["tool"] == cell.cell.tool:
             chosen.append((cell, runs, numbers))
     flags = by_run(store, FLAGS, [run["run_id"] for _, runs, _ in chosen for run in runs])
@@ -224,9 +223,31 @@ def _measured(store: Store, ask: Ask, valid: Sequence[Row]) -> Iterator[Measured
         yield Measured(cell, runs[-1], numbers, conditions_of(store, [run["run_id"] for run in runs]), tuple(merged))
 
 
+_Key = tuple[str, str, str]  # Cell.key, model_id, env_digest
+_Found = tuple[list[Row], dict[str, Number]]  # runs, and by metric what they measured
+
+BATCH = 8  # runs whose samples are read at once: the newest have all cells, unless some were not measured for long
+
+
+def _newest(store: Store, runs: Sequence[Row], asked: Collection[_Key]) -> dict[_Key, _Found]:
+    """Return the newest of ordinary runs, given oldest first, with each cell; reads until all are found."""
+    newest: dict[_Key, _Found] = {}
+    for end in range(len(runs), 0, -BATCH):
+        batch = runs[max(0, end - BATCH) : end][::-1]
+        values = by_run(store, VALUES, [run["run_id"] for run in batch])
+        for run in batch:
+            of_cell = grouped((row["cell"], row) for row in values[run["run_id"]])
+            for cell, rows in of_cell.items():
+                numbers = {row["metric"]: Number.of_row(row) for row in rows}
+                newest.setdefault((cell, run["model_id"], run["env_digest"]), ([run], numbers))
+        if newest.keys() >= set(asked):
+            break
+    return newest
+
+
 def _of_chains(
     store: Store, valid: Sequence[Row], values: Mapping[str, Sequence[Row]]
-) -> Iterator[tuple[tuple[str, str, str], tuple[list[Row], dict[str, Number]]]]:
+) -> Iterator[tuple[_Key, _Found]]:
     """Yield by (Cell.key, model_id, env_digest), oldest first, an arm's runs that count and the mean of each metric."""
     of_chains = (run for run in valid if run["role"] in (BASELINE, CANDIDATE))
     chains = grouped(((run["job_id"], run["chain"], run["role"]), run) for run in of_chains)
