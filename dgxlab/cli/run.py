@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from dgxlab.cli import _complete
-from dgxlab.cli._app import FailOnOption, TrustSourceOption, WideOption, Workspace, experiment
+from dgxlab.cli._app import FailOnOption, TrustSourceOption, WideOption, Workspace, connect, experiment
 from dgxlab.cli._out import Out, plural, show_error
 from dgxlab.errors import AGAIN, CheckFailed, ConditionsError, DgxlabError, SpecError, UsageError, command
 from dgxlab.units import share
@@ -48,7 +48,12 @@ class _SpecOptions:
     """Options of every command that reads specs."""
 
     host: Annotated[
-        str | None, Option("--host", help="Run on this host instead of the spec's.", autocompletion=_complete.hosts)
+        str | None,
+        Option(
+            "--host",
+            help="Run on this host instead of the spec's; on several at once, separated by commas.",
+            autocompletion=_complete.hosts,
+        ),
     ] = None
     set_: Annotated[
         list[str] | None,
@@ -60,8 +65,9 @@ class _SpecOptions:
         """Read the specs, by path or name, and return the request; `options` are further fields of it."""
         from dgxlab.lab.session import Request
 
-        first = experiment(baseline, self.set_, self.host) if baseline else None
-        return Request(kind, experiment(spec, self.set_, self.host), first, **options)
+        host = self.host and self.host.partition(",")[0]
+        first = experiment(baseline, self.set_, host) if baseline else None
+        return Request(kind, experiment(spec, self.set_, host), first, **options)
 
     def at(self, workspace: Workspace, request: Request) -> Workspace:
         """Return the workspace of the project that the first spec belongs to."""
@@ -76,6 +82,29 @@ class MeasureOptions(_SpecOptions):
         int,
         Option("--wait", metavar="MINUTES", min=0, help="Wait so long for a device that others use; 0: not at all."),
     ] = 60
+    nodes: Annotated[
+        int | None,
+        Option("--nodes", min=1, help="Run on so many nodes of the cluster at once, on each by itself."),
+    ] = None
+
+    def on_hosts(self, request: Request) -> list[Request]:
+        """Return the request for each host, or for each node, that the options name."""
+        names = list(dict.fromkeys((self.host or request.experiment.host).split(",")))
+        if self.nodes:
+            there = connect(names[0]).probe().nodes
+            if len(there) < self.nodes or len(names) > 1:
+                message = (
+                    f"{self.nodes} nodes of host {names[0]} were asked for, and it has {len(there)} that take jobs"
+                )
+                raise UsageError(message, next=command("dgxlab", "doctor", names[0]))
+            known = sorted(there, key=lambda node: node.facts is None)  # what was measured there may be up to date
+            names = [f"{names[0]}/{node.name}" for node in known[: self.nodes]]
+
+        def at(name: str) -> Request:
+            baseline = request.baseline and replace(request.baseline, host=name)
+            return replace(request, experiment=replace(request.experiment, host=name), baseline=baseline)
+
+        return list(map(at, names))
 
 
 def run(
@@ -256,9 +285,13 @@ def _measure(
 
     workspace = options.at(workspace, request)
     out.note(workspace.where)
+    request, *others = (replace(each, wait_s=60.0 * options.wait) for each in options.on_hosts(request))
+    if others:
+        _measure_fleet([request, *others], workspace, out, fail_on, wide=wide)
+        return
     with workspace.lab(create=True) as lab:
         with display(out) as watch:
-            outcome = session.run(lab, replace(request, wait_s=60 * options.wait), watch)
+            outcome = session.run(lab, request, watch)
         from dgxlab import report  # imported late: earlier it would delay the measuring
 
         page: Any
@@ -280,6 +313,45 @@ def _measure(
         raise_for_verdicts(page, outcome.error, fail_on)
     elif outcome.error:
         raise outcome.error
+
+
+def _measure_fleet(
+    requests: Sequence[Request], workspace: Workspace, out: Out, fail_on: Collection[str], *, wide: bool
+) -> None:
+    """Run a request on several hosts, print their report, then raise the first error."""
+    from dgxlab import report
+    from dgxlab.cli._display import Lines
+    from dgxlab.lab import fleet
+    from dgxlab.report.ask import of_experiment
+
+    def watch(host: str) -> Callable[[Any], None]:
+        lines = Lines()
+
+        def see(event: Any) -> None:
+            for line in lines.of(event):
+                out.note(f"{host}: {line}")
+
+        return see
+
+    first = requests[0]
+    with workspace.lab(create=True) as lab:
+        members = fleet.run_all(workspace.lab, requests, watch)
+        ended = [(request, member.outcome) for request, member in zip(requests, members, strict=True) if member.outcome]
+        if first.baseline:
+            page = report.collect_fleet_sessions(lab.store, {r.experiment.host: o.job_id for r, o in ended})
+        else:
+            page = report.collect_fleet(
+                lab.store, [of_experiment(r.experiment, outcome.source, outcome.device) for r, outcome in ended]
+            )
+        out.report(page, lambda: report.render_page(page, wide=wide))
+    for member in (each for each in members if each.error):
+        out.note(f"{member.host}: {member.error}")
+    out.note(f"{plural(len(members), 'host')}, {page.summary}; recorded in {workspace.database}")
+    if error := next((member.error for member in members if member.error), None):
+        raise error
+    words = {str(row["verdict"]) for row in page.tables[0].rows if "verdict" in row} if page.tables else set()
+    if failed := [word for word in fail_on if word in words]:
+        raise CheckFailed(f"a verdict over the devices is {failed[0]}, on which to fail", next="dgxlab report")
 
 
 def _show_plan(request: Request, effect: str | None, workspace: Workspace, out: Out) -> None:

@@ -12,6 +12,7 @@ raw      the programs' output: fetched, checked and kept
 rebuild  rebuild a record from the jobs' files
 clean    remove unused files from a host
 starter  make a project, an experiment, a series
+fleet    the same request on several hosts at once
 cluster  hosts that start their jobs through Slurm
 doctor   check what is missing, here and on a host
 """

@@ -77,7 +77,7 @@ def collect_session(store: Store, job_id: str) -> SessionReport:
     """
     job = store.job(job_id)
     session = ChainSession(store, job)
-    compared = _comparisons(session) if session.ended else []
+    compared = comparisons(session) if session.ended else []
     words = [row.verdict.verdict for row in compared]
     whole = judgement.session_verdict(words) if words else ""
     text = summary(job.kind, whole, words) if session.ended else ""
@@ -123,17 +123,18 @@ def summary(kind: str, whole: str, words: Sequence[str]) -> str:
 
 def _ends(shares: Sequence[float]) -> str:
     """Return the first and last of sorted shares in percent; only one if both look the same."""
-    return " to ".join(dict.fromkeys(_percent(share) for share in (*shares[:1], *shares[-1:])))
+    return " to ".join(dict.fromkeys(percent(share) for share in (*shares[:1], *shares[-1:])))
 
 
-def _percent(share: float, sign: str = "") -> str:
+def percent(share: float, sign: str = "") -> str:
     """Return a share in percent: `0.59`; with `sign` "+" also `+59.19`, but never `+0.00`."""
     shown = f"{100 * share:{sign}.2f}"
     return "0.00" if shown in ("+0.00", "-0.00") else shown
 
 
-def _range(interval: tuple[float, float]) -> str:
-    return " to ".join(_percent(bound, "+") for bound in interval)
+def interval_text(interval: tuple[float, float]) -> str:
+    """Return an interval of shares in percent: `+1.20 to +2.31`."""
+    return " to ".join(percent(bound, "+") for bound in interval)
 
 
 def _in_percent(verdict: Verdict) -> dict[str, Value]:
@@ -146,7 +147,7 @@ def _in_percent(verdict: Verdict) -> dict[str, Value]:
 def _pair_table(store: Store, own: int, jobs: Sequence[Job]) -> Table:
     """Return a row for each comparison of session `own`, with its effect in each session of the pair."""
     sessions = [ChainSession(store, job) for job in jobs]
-    compared = [{row.identity: row for row in _comparisons(session)} for session in sessions]
+    compared = [{row.identity: row for row in comparisons(session)} for session in sessions]
     names = {}
     for key, row in compared[own].items():
         several = len(BENCHES[row.ask.cell.tool].compared) > 1
@@ -160,8 +161,10 @@ def _pair_table(store: Store, own: int, jobs: Sequence[Job]) -> Table:
         for number, of_session in enumerate(compared, 1):
             if key in of_session:
                 verdict = of_session[key].verdict
-                words = ["" if verdict.effect is None else _percent(verdict.effect, "+")]
-                words += [f"({_range(verdict.interval)})", verdict.verdict] if verdict.interval else [verdict.verdict]
+                words = ["" if verdict.effect is None else percent(verdict.effect, "+")]
+                words += (
+                    [f"({interval_text(verdict.interval)})", verdict.verdict] if verdict.interval else [verdict.verdict]
+                )
                 rows[-1][f"effect.{number}"] = " ".join(filter(None, words))
                 rows[-1] |= {f"{name}.{number}": value for name, value in _in_percent(verdict).items()}
     labels = [f"session {number}{older(each.protocol)}" for number, each in enumerate(jobs, 1)]
@@ -201,7 +204,8 @@ class _Comparison:
         return (*cells, self.judged.comparison.metric, self.judged.model_id or "")
 
 
-def _comparisons(session: ChainSession) -> list[_Comparison]:
+def comparisons(session: ChainSession) -> list[_Comparison]:
+    """Return the verdicts of a session with what each compares, in the order of its plan."""
     chains = {chain.id: chain for chain in session.plan.chains}
     rows = []
     for judged in judgement.recorded(session.store, session.job.job_id):
@@ -282,13 +286,13 @@ def _values(kind: str, row: _Comparison, medians: Medians) -> dict[str, Value]:
         "label": metric.label,
         "baseline": mean(BASELINE, row.ask),
         "candidate": mean(CANDIDATE, row.candidate_ask),
-        "effect": None if verdict.effect is None else _percent(verdict.effect, "+"),
-        "interval": verdict.ci and _range(verdict.ci),
-        "same": _range(verdict.same_ci) if verdict.same_ci and not decided else None,
+        "effect": None if verdict.effect is None else percent(verdict.effect, "+"),
+        "interval": verdict.ci and interval_text(verdict.ci),
+        "same": interval_text(verdict.same_ci) if verdict.same_ci and not decided else None,
         "confidence": f"{100 * verdict.confidence:.2f} %" if verdict.ci else None,
-        "mde": None if verdict.mde is None else _percent(verdict.mde),
+        "mde": None if verdict.mde is None else percent(verdict.mde),
         "cycles": f"{verdict.valid_cycles} of {verdict.cycles}",
-        "noise_floor": None if floor is None else _percent(floor),
+        "noise_floor": None if floor is None else percent(floor),
         "verdict": PREFIX[kind] + verdict.verdict,
         "promoted": judged.promoted,
         "valid_cycles": verdict.valid_cycles,

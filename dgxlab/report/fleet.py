@@ -1,0 +1,161 @@
+"""One experiment, or one pair of arms, on several devices: side by side, their spread, and devices that stand out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dgxlab import stats, units
+from dgxlab.report import ask as asking
+from dgxlab.report.arms import side_by_side
+from dgxlab.report.ask import Ask, CellAsk
+from dgxlab.report.evidence import Evidence, arms_of_job, find_evidence
+from dgxlab.report.records import Column, Number, Page, Row, Table, grouped
+from dgxlab.report.tables import env_text
+from dgxlab.report.verdicts import comparisons, interval_text, percent
+from dgxlab.stats import Pooled, Verdict
+from dgxlab.tools import BENCHES
+
+if TYPE_CHECKING:
+    from dgxlab.report.session import ChainSession
+    from dgxlab.store import Store
+
+_APART = "devices that stand out are 3.5 scaled MADs or more from the median"
+_POOLED = "effects of the devices are pooled as random effects, so that the verdict is about the kind of device"
+
+
+def collect_fleet(store: Store, asks: Sequence[Ask]) -> Page:
+    """Return an experiment's cells on several devices, given an ask for each; devices without results are left out."""
+    found = [find_evidence(store, ask) for ask in asks]
+    arms = [replace(arm, name=arm.ask.host) for arm in found if arm.measured]
+    tables = [table for tool in _tools(arms) for table in _of_tool(tool, arms)]
+    return Page("fleet", tuple(tables), f"{len(arms)} of {len(asks)} devices measured")
+
+
+def collect_fleet_sessions(store: Store, jobs: Mapping[str, str]) -> Page:
+    """Return the verdicts of A/B sessions of the same arms over their devices, given the session of each host."""
+    from dgxlab.report.session import ChainSession
+
+    sessions = {host: ChainSession(store, store.job(job_id)) for host, job_id in jobs.items()}
+    by_cell: dict[tuple[str, ...], dict[str, Verdict]] = {}
+    names: dict[tuple[str, ...], str] = {}
+    for host, session in sessions.items():
+        for row in comparisons(session):
+            if row.verdict.effect is not None:
+                by_cell.setdefault(row.identity, {})[host] = row.verdict
+                names[row.identity] = _name(row.ask, row.judged.comparison.metric)
+    pooled = _pool(list(by_cell.values()))
+    rows = [_pooled_row(names[key], by_cell[key], each) for key, each in zip(by_cell, pooled, strict=True)]
+    words = [each.verdict for each in pooled]
+    counts = ", ".join(f"{words.count(word)} {word}" for word in stats.VERDICTS if word in words)
+    return Page("fleet", tuple(_session_tables(sessions, names, by_cell, rows)), f"over {len(jobs)} devices: {counts}")
+
+
+def _tools(arms: Sequence[Evidence]) -> list[str]:
+    return list(dict.fromkeys(cell.ask.cell.tool for arm in arms for cell in arm.measured))
+
+
+def _of_tool(tool: str, arms: Sequence[Evidence]) -> Iterator[Table]:
+    """Yield, for each metric of a tool that is compared, the spread of its cells and the devices' own values."""
+    bench = BENCHES[tool]
+    for metric in bench.compared:
+        by_cell: dict[str, dict[str, Number]] = {}
+        for arm in arms:
+            for cell in arm.measured:
+                if cell.ask.cell.tool == tool and metric in cell.quantities:
+                    by_cell.setdefault(_name(cell.ask, metric), {})[arm.name] = cell.quantities[metric]
+        if by_cell:
+            yield from _tables(tool, metric, arms, by_cell)
+
+
+def _tables(
+    tool: str, metric: str, arms: Sequence[Evidence], by_cell: Mapping[str, Mapping[str, Number]]
+) -> Iterator[Table]:
+    title = ", ".join(filter(None, (tool, units.metric(metric).label)))
+    columns = [Column("cell", "cell"), Column("devices", "devices", numeric=True)]
+    columns += [Column(key, key, metric) for key in ("median", "lowest", "highest")]
+    columns += [Column("spread", "spread (%)", numeric=True), Column("out", "stands out")]
+    rows = [_spread_row(name, values) for name, values in by_cell.items()]
+    yield side_by_side("fleet", f"Spread of {title}", arms, columns, rows, settings={}, notes=_apart(rows))
+    columns = [Column("device", "device"), *(Column(name, name, metric) for name in by_cell)]
+    rows = [{"device": arm.name, **{name: of.get(arm.name) for name, of in by_cell.items()}} for arm in arms]
+    yield side_by_side("fleet", f"Devices, {title}", arms, columns, rows, settings={})
+
+
+def _spread_row(name: str, of_device: Mapping[str, Number]) -> Row:
+    hosts, numbers = list(of_device), list(of_device.values())
+    values = [number.middle for number in numbers]
+    apart, first = stats.spread(values), numbers[0]
+    return {
+        "cell": name,
+        "devices": len(values),
+        "median": Number(first.metric, first.unit, len(values), median=stats.median(values), of="values"),
+        "lowest": Number(first.metric, first.unit, None, value=min(values)),
+        "highest": Number(first.metric, first.unit, None, value=max(values)),
+        "spread": None if apart is None else percent(apart),
+        "out": ", ".join(hosts[i] for i in stats.outliers(values)) or None,
+    }
+
+
+def _apart(rows: Sequence[Row]) -> tuple[str, ...]:
+    return (_APART,) if any(row["out"] for row in rows) else ("no device stands out",)
+
+
+def _name(ask: CellAsk, metric: str) -> str:
+    """Return the name of a cell and metric, the same on every device."""
+    several = len(BENCHES[ask.cell.tool].compared) > 1
+    label = units.metric(metric).label if several else ""
+    return " ".join(filter(None, (ask.model, asking.label(ask.cell), label, env_text(ask.env))))
+
+
+def _pool(cells: Sequence[Mapping[str, Verdict]]) -> list[Pooled]:
+    return stats.pool(
+        [[estimate for verdict in cell.values() if (estimate := stats.estimate(verdict))] for cell in cells],
+        [next(iter(cell.values())).better for cell in cells],
+    )
+
+
+def _pooled_row(name: str, of_device: Mapping[str, Verdict], pooled: Pooled) -> Row:
+    hosts = list(of_device)
+    effects = [verdict.effect or 0.0 for verdict in of_device.values()]
+    return {
+        "cell": name,
+        "devices": pooled.devices,
+        "verdict": pooled.verdict,
+        "effect": None if pooled.effect is None else percent(pooled.effect, "+"),
+        "interval": interval_text(pooled.ci) if pooled.ci else None,
+        "between": None if pooled.between is None else percent(pooled.between),
+        "out": ", ".join(hosts[i] for i in stats.outliers(effects)) or None,
+    }
+
+
+def _session_tables(
+    sessions: Mapping[str, ChainSession],
+    names: Mapping[tuple[str, ...], str],
+    by_cell: Mapping[tuple[str, ...], Mapping[str, Verdict]],
+    rows: Sequence[Row],
+) -> Iterator[Table]:
+    arms = []
+    for host, session in sessions.items():
+        candidate = (session.candidate or session.baseline).experiment
+        arms.append(replace(arms_of_job(session.store, session.job)[candidate], name=host))
+    columns = [Column("cell", "cell"), Column("devices", "devices", numeric=True), Column("verdict", "verdict")]
+    columns += [Column("effect", "effect (%)", numeric=True), Column("interval", "interval (%)", numeric=True)]
+    columns += [Column("between", "between devices (%)", numeric=True), Column("out", "stands out")]
+    title = next(iter(sessions.values())).title
+    yield side_by_side("fleet", title, arms, columns, rows, settings={}, notes=(_POOLED, *_apart(rows)))
+    keyed = list(grouped((names[key], of) for key, of in by_cell.items()).items())
+    columns = [Column("device", "device"), Column("session", "session")]
+    columns += [Column(name, f"{name} (%)") for name, _ in keyed]
+    own = [
+        {"device": host, "session": session.job.job_id, **{name: _effect(of.get(host)) for name, (of, *_) in keyed}}
+        for host, session in sessions.items()
+    ]
+    yield side_by_side("fleet", "Effects of the devices", arms, columns, own, settings={})
+
+
+def _effect(verdict: Verdict | None) -> str | None:
+    if verdict is None or verdict.effect is None:
+        return None
+    return f"{percent(verdict.effect, '+')} {verdict.verdict}"

@@ -1,0 +1,81 @@
+"""The same request on several hosts at once, and their report; the hosts are this machine with other settings."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from dgxlab import report
+from dgxlab.errors import HostError
+from dgxlab.lab import Lab
+from dgxlab.lab.fleet import Member, run_all
+from dgxlab.lab.session import Request
+from dgxlab.model import HostEntry, Session
+from dgxlab.report.ask import of_experiment
+from dgxlab.store import Store
+from dgxlab.transport.host import Host
+from dgxlab.transport.local import LocalTransport
+from tests.lab.conftest import ToyLab, quiet
+
+NAMES = ("a", "b", "c")
+
+
+def on_all(own: ToyLab, request: Request) -> list[Member]:
+    """Run a request on hosts that are devices of their own; c cannot be reached."""
+
+    def connect(name: str) -> Host:
+        if name == "c":
+            raise HostError("host c is away", next="dgxlab doctor c")
+        entry = HostEntry(name, env={"TOY_NODE": name})
+        return Host(LocalTransport(str(own.root), name), entry)
+
+    @contextmanager
+    def open_lab() -> Iterator[Lab]:
+        with Store.open(Path(own.lab.store.path)) as store:
+            yield replace(own.lab, store=store, connect=connect)
+
+    def at(name: str) -> Request:
+        baseline = request.baseline and replace(request.baseline, host=name)
+        return replace(request, experiment=replace(request.experiment, host=name), baseline=baseline)
+
+    return run_all(open_lab, [at(name) for name in NAMES], lambda host: quiet)
+
+
+def test_a_run_on_three_hosts_of_which_one_is_away(own: ToyLab) -> None:
+    request = Request("run", own.experiment())
+    members = on_all(own, request)
+    assert [member.host for member in members] == list(NAMES)
+    outcomes = [member.outcome for member in members if member.outcome]
+    assert [outcome.measured for outcome in outcomes] == [outcomes[0].planned] * 2
+    assert str(members[2].error) == "host c is away"
+    assert len({outcome.device.id for outcome in outcomes}) == 2
+    asks = [
+        of_experiment(replace(request.experiment, host=m.host), m.outcome.source, m.outcome.device)
+        for m in members
+        if m.outcome
+    ]
+    page = report.collect_fleet(own.lab.store, asks)
+    assert page.summary == "2 of 2 devices measured"
+    apart, devices = page.tables[:2]
+    assert [row["devices"] for row in apart.rows] == [2] * len(apart.rows)
+    assert [row["device"] for row in devices.rows] == ["a", "b"]
+    text = report.render_page(page)
+    assert "no device stands out" in text
+    assert "| a |" in text
+    again = on_all(own, request)
+    assert [member.outcome.measured for member in again if member.outcome] == [0, 0]
+
+
+def test_a_session_on_each_host_and_a_verdict_over_them(own: ToyLab) -> None:
+    spec = own.experiment(session=Session(cycles=8), gates=())
+    members = on_all(own, Request("ab", replace(spec, name="other", env={"TOY_X": "1"}), spec))
+    jobs = {member.host: member.outcome.job_id for member in members if member.outcome}
+    assert list(jobs) == ["a", "b"]
+    page = report.collect_fleet_sessions(own.lab.store, jobs)
+    pooled, devices = page.tables
+    assert page.summary.startswith("over 2 devices: ")
+    on_both = [row for row in pooled.rows if row["devices"] == 2]  # a busy machine may make a chain invalid
+    assert on_both
+    assert {row["verdict"] for row in on_both} <= {"faster", "slower", "same", "inconclusive"}
+    assert [row["device"] for row in devices.rows] == ["a", "b"]
+    assert "pooled as random effects" in report.render_page(page)
