@@ -186,9 +186,7 @@ class Workbench:
             before = {**before, "pinned": list(processors)}
         with scratch_folder(files, step.files):
             launched = self.launch(name, argv, step.env, step.limit_s, look=watch.look, processors=processors)
-        contention = watch.ended()
-        after = self.telemetry.state()
-        ended = launched.ended
+        contention, after, ended = watch.ended(), self.telemetry.state(), launched.ended
         parsed = BENCHES[step.tool].parse(launched.text(), step.cells)
         conditions = self.telemetry.around(ended, (before, after), contention, threads(parsed))
         status, reasons = run_status(step, launched, parsed, absent)

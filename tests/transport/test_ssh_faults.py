@@ -24,9 +24,10 @@ from tests.transport.conftest import QUICK, Client, Reach
 from tests.transport.test_ssh import run
 
 FOLLOW = """
-import sys
+import signal, sys
 from dgxlab.transport.ssh import SshTransport
 from dgxlab.transport.ssh_config import Limits
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
 box = SshTransport("box", "box", limits=Limits(ask_s=0.2, silent_s=1.0))
 try:
     for chunk in box.stream(["sh", "-c", f"echo one; sleep {sys.argv[1]}; echo two"]):
