@@ -1,4 +1,4 @@
-"""From results.db to tables: `collect` reads, `render` writes markdown, `model.to_json` gives the JSON twin.
+"""From results.db to tables: `collect` reads, `render` writes markdown, `html` makes pages of it, `to_json` a twin.
 
 `page` returns the tables of one form, `overview` the newest results. No host is contacted.
 

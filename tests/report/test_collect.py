@@ -19,7 +19,7 @@ from dgxlab.model import (
     RunStep,
     to_json,
 )
-from dgxlab.report import Number, Report, Table, collect, collect_experiment, page, query, render
+from dgxlab.report import Number, Report, Table, collect, collect_experiment, evidence, page, query, render
 from dgxlab.store import Store
 from dgxlab.tools import BackendOpsBench, LlamaBench, PerplexityGate
 from tests.journals import CLOCK, facts, source
@@ -266,3 +266,15 @@ def test_a_model_made_from_a_file_is_the_one_of_the_newest_run(store: Store) -> 
     report = collect(store, "h200")
     assert (speeds(report), report.missing) == ({"pp512": 200.0, "tg32": 200.0}, ())
     assert form(report, "single-stream").provenance.synthetic == ()
+
+
+def test_a_cell_is_found_however_many_newer_runs_lack_it(store: Store) -> None:
+    whole(store)
+    rows = {table.title: len(table.rows) for table in collect(store, "h200").tables}
+    for number in range(2 * evidence.BATCH + 1):
+        again = Session(store, h200(), f"20261121-103000-h200-{chr(98 + number)}").build()
+        again.runs(numbers(1.0 + number), only=("llama-bench",)).end()
+    found = collect(store, "h200").tables
+    assert {table.title: len(table.rows) for table in found} == {**rows, "Gates": 1}
+    (streams,) = [table for table in found if table.form == "single-stream"]
+    assert {row["avg_ts"].middle for row in streams.rows} == {2.0 * evidence.BATCH + 1}
