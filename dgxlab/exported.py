@@ -1,8 +1,8 @@
-"""Export measured and imported rows in the tools' own columns, as JSON lines, CSV or SQLite.
+"""Export measured and imported rows in the tools' own columns, as JSON lines, CSV, SQLite or Parquet.
 
-llama.cpp's scripts/compare-llama-bench.py reads all of them. Rows have llama.cpp's columns, then columns of provenance,
-which that script ignores. `build_commit` is ours: llama.cpp's own is the same for a patched build. Rows of an imported
-file keep their columns and are never mixed with other rows.
+llama.cpp's scripts/compare-llama-bench.py reads the first three. Rows have llama.cpp's columns, then columns of
+provenance, which that script ignores. `build_commit` is ours: llama.cpp's own is the same for a patched build. Rows of
+an imported file keep their columns and are never mixed with other rows.
 """
 
 import contextlib
@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dgxlab.errors import UsageError, command
+from dgxlab.errors import AGAIN, UsageError, command, install
 from dgxlab.model import digest
 from dgxlab.report.imports import find_import
 from dgxlab.store import UNCOUNTED, Store
 from dgxlab.tools import EXPORTED, TOOLS
 from dgxlab.tools.reading import ORIGIN, decoded
 
+PYARROW = "pyarrow>=17"
 COMMIT_DIGITS = 8  # length of every build_commit: compare-llama-bench.py cuts all to the shortest
 
 # a run of the burn-in is a warm-up, and no table shows it
@@ -102,37 +103,55 @@ def collect_imported(store: Store, name: str) -> Exported:
 
 
 def _plain(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return columns as all three formats can hold them: a bool becomes 1 or 0."""
+    """Return columns as all formats can hold them: a bool becomes 1 or 0."""
     return {name: int(value) if isinstance(value, bool) else value for name, value in columns.items()}
 
 
-def write(path: Path, tools: Sequence[Exported]) -> None:
-    """Write exported rows into a new file, completely or not at all; its suffix chooses the format.
+def write(path: Path, tools: Sequence[Exported], kind: str = "") -> None:
+    """Write exported rows into a new file, completely or not at all.
 
     Only SQLite takes several tools: each is a table.
 
+    Args:
+        path: The file.
+        tools: The rows.
+        kind: One of KINDS, "" for the one that the file's suffix names.
+
     Raises:
-        UsageError: if the file exists or cannot be written, its suffix is unknown, or it cannot hold several tools.
+        UsageError: if the file exists or cannot be written, its suffix is unknown, it cannot hold several tools, or a
+            module is missing.
     """
-    encode = SUFFIXES.get(path.suffix)
-    if not encode:
-        names = ", ".join(f"*{suffix}" for suffix in SUFFIXES)
+    kind = kind or path.suffix[1:]
+    if kind not in KINDS:
+        names = ", ".join(f"*.{kind}" for kind in KINDS)
         raise UsageError(f"{path.name} says no format: name it {names}", next="dgxlab export --help")
     if path.exists():
         raise UsageError(f"{path} is there already, and nothing is written over", next=command("ls", "-l", path))
-    if len(tools) > 1 and encode is not _sqlite:
-        names = " and ".join(each.tool for each in tools)
-        raise UsageError(
-            f"one {path.suffix} file holds the rows of one tool, and there are {names}: name one with --tool",
-            next=command("dgxlab", "export", path, "--tool", tools[0].tool),
-        )
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".dgxlab-export-") as folder:
             whole = Path(folder) / path.name
-            encode(whole, tools)
+            _encode(whole, tools, kind)
             os.link(whole, path)  # unlike a rename, it fails if another program has created the file
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}", next=command("ls", "-ld", path.parent)) from error
+
+
+def content(tools: Sequence[Exported], kind: str) -> bytes:
+    """Return what `write` would write; raises UsageError as it does."""
+    with tempfile.TemporaryDirectory(prefix="dgxlab-export-") as folder:
+        whole = Path(folder) / "rows"
+        _encode(whole, tools, kind)
+        return whole.read_bytes()
+
+
+def _encode(path: Path, tools: Sequence[Exported], kind: str) -> None:
+    if len(tools) > 1 and kind != "sqlite":
+        names = " and ".join(each.tool for each in tools)
+        raise UsageError(
+            f"{kind} holds the rows of one tool, and there are {names}: name one with --tool",
+            next=f"{AGAIN} with --tool {tools[0].tool}",
+        )
+    KINDS[kind](path, tools)
 
 
 def _jsonl(path: Path, tools: Sequence[Exported]) -> None:
@@ -161,15 +180,32 @@ def _sqlite(path: Path, tools: Sequence[Exported]) -> None:
             connection.executemany(insert, [[row.get(name) for name in names] for row in rows])
 
 
+def _parquet(path: Path, tools: Sequence[Exported]) -> None:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ModuleNotFoundError as error:
+        message = f"Parquet is written with pyarrow, and there is no module {error.name}"
+        raise UsageError(message, next=install(PYARROW)) from None
+    rows = [row for each in tools for row in each.rows]
+    columns: dict[str, list[Any]] = {name: [] for row in rows for name in row}
+    for name, values in columns.items():
+        values.extend(row.get(name) for row in rows)
+        if {str} < {type(value) for value in values} - {type(None)}:  # a column has one type
+            columns[name] = [None if value is None else str(value) for value in values]
+    parquet.write_table(pyarrow.table(columns), path)
+
+
 def _flat(rows: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return rows without list values, which do not fit into a column, and the names of all columns."""
     flat = [{name: value for name, value in row.items() if not isinstance(value, list)} for row in rows]
     return flat, list(dict.fromkeys(name for row in flat for name in row))
 
 
-SUFFIXES: Mapping[str, Callable[[Path, Sequence[Exported]], None]] = {
-    ".sqlite": _sqlite,
-    ".jsonl": _jsonl,
-    ".csv": _csv,
+KINDS: Mapping[str, Callable[[Path, Sequence[Exported]], None]] = {
+    "sqlite": _sqlite,
+    "jsonl": _jsonl,
+    "csv": _csv,
+    "parquet": _parquet,
 }
-"""By file suffix, the function that writes its format."""
+"""By format, which is also the suffix of its files, the function that writes it."""

@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from dgxlab import units
 from dgxlab.cli._app import JOB, App, Workspace, connect
-from dgxlab.cli._out import Format, Out, plural
+from dgxlab.cli._out import Format, Out, plural, write_bytes
 from dgxlab.errors import CheckFailed, UsageError, command
 
 app = App("Check, merge and rebuild the record.")
@@ -21,6 +21,7 @@ _PathArgument = Annotated[Path | None, Argument(help="The database; --db by defa
 
 # written out, as --help is printed before any tool is imported
 Tool = StrEnum("Tool", ["llama-bench", "test-backend-ops", "llama-batched-bench"])  # whose rows the record can hand on
+Kind = StrEnum("Kind", ["sqlite", "jsonl", "csv", "parquet"])
 
 
 def import_(
@@ -62,8 +63,12 @@ def import_(
 
 
 def export(
-    file: Path = Argument(help="A new file; its suffix says how: .sqlite, .jsonl or .csv."),
-    tool: Tool | None = Option(None, help="Only this tool's rows; into .sqlite go all."),
+    file: Path | None = Argument(
+        None, help="A new file, - for stdout; its suffix says how: .sqlite, .jsonl, .csv or .parquet."
+    ),
+    output: Path | None = Option(None, "--output", "-o", help="FILE, as an option."),
+    as_: Kind | None = Option(None, "--as", help="How, whatever the suffix; on stdout csv by default."),
+    tool: Tool | None = Option(None, help="Only this tool's rows; sqlite holds all."),
     job: str | None = Option(None, metavar="JOB", help=f"Only this job's: {JOB}."),
     name: str | None = Option(None, help="Only jobs of this experiment or session."),
     imported: str | None = Option(None, metavar="FILE", help="An imported file's rows, by name or id, alone."),
@@ -77,6 +82,9 @@ def export(
     """
     from dgxlab import exported
 
+    path = output or file
+    if path is None or (output and file):
+        raise UsageError("export needs one FILE, - for stdout", next="dgxlab export --help")
     if imported and (tool or job or name):
         raise UsageError("--imported hands on one file and nothing else", next="dgxlab export --help")
     with workspace.store() as store:
@@ -89,13 +97,19 @@ def export(
     tables = [each for each in tables if each.rows]
     if not tables:
         raise UsageError(f"{store.path} has no valid run of that kind", next="dgxlab jobs")
-    exported.write(file, tables)
+    if str(path) == "-":
+        write_bytes(exported.content(tables, as_ or "csv"))
+    else:
+        exported.write(path, tables, as_ or "")
     lines = []
     for each in tables:
-        lines.append(f"{plural(len(each.rows), 'row')} of {each.tool} in {file}")
+        lines.append(f"{plural(len(each.rows), 'row')} of {each.tool} in {'stdout' if str(path) == '-' else path}")
         lines += [f"  {commit}  {', '.join(arms)}" for commit, arms in each.builds.items()]
     written = [{"tool": each.tool, "rows": len(each.rows), "builds": each.builds} for each in tables]
-    out.result({"file": str(file), "tools": written}, "\n".join(lines))
+    if str(path) == "-":
+        out.note("\n".join(lines))
+    else:
+        out.result({"file": str(path), "tools": written}, "\n".join(lines))
 
 
 def serve_record(

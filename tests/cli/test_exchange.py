@@ -2,9 +2,11 @@
 
 import json
 import sqlite3
+import sys
 from pathlib import Path
 
 import pytest
+from pyarrow import parquet
 
 from dgxlab import imported
 from dgxlab.store import Store
@@ -100,3 +102,31 @@ def test_an_imported_file_is_exported_alone(adopted: Project, tmp_path: Path) ->
     assert counted == (3, "llama-bench-q4_k.jsonl")
     ran = adopted.run("export", "two.sqlite", "--imported", "d48c8e67", "--tool", "llama-bench")
     assert (ran.rc, ran.next) == (2, "dgxlab export --help")
+
+
+# -- to stdout, and in Parquet -----------------------------------------------------------------------------------------
+
+
+def test_export_to_stdout_is_the_file(measured: Project) -> None:
+    """By either spelling; what is said about it goes to stderr, and csv is the default."""
+    tool = ("--tool", "llama-bench")
+    for suffix in ("csv", "jsonl"):
+        measured.ok("export", f"rows.{suffix}", *tool)
+        ran = measured.ok("export", "-o", "-", "--as", suffix, *tool)
+        assert ran.out == (measured.folder / f"rows.{suffix}").read_text()
+        assert ran.err.startswith("3 rows of llama-bench in stdout\n")
+    assert measured.ok("export", "-", *tool, "-q").out == (measured.folder / "rows.csv").read_text()
+    assert measured.run("export", "-").next == "dgxlab export - --tool llama-bench"
+    for words in ((), ("a.csv", "-o", "b.csv")):
+        assert measured.run("export", *words).error == "export needs one FILE, - for stdout"
+
+
+def test_export_in_parquet_keeps_types_and_lists(measured: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured.ok("export", "rows.parquet", "--tool", "llama-bench")
+    measured.ok("export", "rows.jsonl", "--tool", "llama-bench")
+    lines = [json.loads(line) for line in (measured.folder / "rows.jsonl").read_text().splitlines()]
+    assert parquet.read_table(measured.folder / "rows.parquet").to_pylist() == lines
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    ran = measured.run("export", "more.parquet", "--tool", "llama-bench")
+    assert (ran.rc, ran.error) == (2, "Parquet is written with pyarrow, and there is no module pyarrow")
+    assert ran.next.endswith("-m pip install 'pyarrow>=17'")
