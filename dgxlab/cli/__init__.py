@@ -41,8 +41,8 @@ app = App(
 )
 for _command in (
     new.init,
-    *(run.run, run.ab, run.noise, run.gate, run.plan, search.bisect, search.ablate, report.report, session.sessions),
-    *(jobs.jobs, jobs.attach, jobs.cancel, jobs.logs),
+    *(run.run, run.ab, run.watch, run.noise, run.gate, run.plan, search.bisect, search.ablate, report.report),
+    *(session.sessions, jobs.jobs, jobs.attach, jobs.cancel, jobs.logs),
     *(record.import_, record.export, record.serve_record, verdict.verdict, traffic.bytes_, host.doctor, schema),
 ):
     app.add(_command)

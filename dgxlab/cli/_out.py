@@ -83,6 +83,13 @@ class Out:
             _write(sys.stderr, clean(text))
 
 
+def ring() -> None:
+    """Ring the bell of the terminal, if stderr is one."""
+    if sys.stderr.isatty():
+        sys.stderr.write("\a")
+        sys.stderr.flush()
+
+
 def write_bytes(content: bytes) -> None:
     """Write bytes to stdout; on a terminal, control sequences are removed."""
     if sys.stdout.isatty():

@@ -83,8 +83,10 @@ def attach(job: _RunningArgument = None, host: _WhereOption = None, *, workspace
     """
     from dgxlab import report
     from dgxlab.cli._display import display
+    from dgxlab.cli._on_end import on_end
     from dgxlab.lab.jobs import adopt, find, follow
 
+    tell = on_end(out)
     with workspace.lab(create=host is not None) as lab:
         connected, job_id = find(lab, job, host)
         error: DgxlabError | None
@@ -97,6 +99,7 @@ def attach(job: _RunningArgument = None, host: _WhereOption = None, *, workspace
         again = _again(lab.store.job(job_id))
         page = report.collect(lab.store, job_id=job_id)
         out.report(page, lambda: report.render(page))
+        tell(lab.store.job(job_id), page.summary if isinstance(page, report.SessionReport) else "")
     try:
         if isinstance(page, report.SessionReport):
             raise_for_verdicts(page, error)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,10 +18,11 @@ from dgxlab.cli import _complete
 from dgxlab.cli._app import FailOnOption, TrustSourceOption, WideOption, Workspace, connect, experiment
 from dgxlab.cli._out import Out, plural, show_error
 from dgxlab.errors import AGAIN, CheckFailed, ConditionsError, DgxlabError, SpecError, UsageError, command
-from dgxlab.units import share
+from dgxlab.units import duration, share
 
 if TYPE_CHECKING:
     from dgxlab.lab.session import Request
+    from dgxlab.lab.watching import Round
     from dgxlab.report import SessionReport
 
 _STOCK = "stock"  # the experiment that two checkouts are measured with, unless another is named
@@ -176,6 +179,44 @@ def ab(  # noqa: PLR0913 - each is an option
     _measure(request, options, workspace, out, fail_on or (), wide=wide)
 
 
+def watch(
+    spec: _SpecArgument,
+    tree: Path = Option(..., "--tree", help="The llama.cpp checkout to watch, built instead of the spec's series."),
+    *,
+    options: _MeasureOptions,
+    workspace: Workspace,
+    out: Out,
+) -> None:
+    """Build, gate and screen a checkout each time it is saved.
+
+    One line a round, against the spec's own build; Ctrl-C ends it, and the round that runs. A screen needs the noise
+    floor of the experiment: `dgxlab noise` measures it once.
+
+    Example: dgxlab watch stock --tree ../llama.cpp
+    """
+    from dgxlab.lab.watching import rounds
+
+    request = options.request("screen", spec, spec, tree=tree, wait_s=60 * options.wait)
+    workspace = options.at(workspace, request)
+    out.note(workspace.where)
+    count = 0
+    with workspace.lab(create=True) as lab:
+        for each in rounds(lab, request):
+            count = each.number
+            out.lines([vars(each)], partial(_line, each))
+    out.note(f"stopped after {plural(count, 'round')}")
+
+
+def _line(done: Round) -> str:
+    """Return one round of `watch` as a line."""
+    words = [f"{number} {how}" for how, number in Counter(f"gates {how}" for how in done.gates).items()]
+    for row in done.verdicts:
+        effect = "" if row["effect"] is None else f" {100 * row['effect']:+.2f} %"
+        words.append(f"{row['label']} {row['verdict']}{effect}")
+    text = done.error or ", ".join(words)
+    return f"{time.strftime('%H:%M:%S')} {done.name[-8:]} {text} ({duration(done.seconds)})"
+
+
 def noise(
     spec: _SpecArgument,
     fail_on: FailOnOption = None,
@@ -281,9 +322,10 @@ def _measure(
 ) -> None:
     """Run the request, print the report in any case, then raise the error of the job or of its verdicts."""
     from dgxlab.cli._display import display
+    from dgxlab.cli._on_end import on_end
     from dgxlab.lab import session
 
-    workspace = options.at(workspace, request)
+    workspace, tell = options.at(workspace, request), on_end(out)
     out.note(workspace.where)
     request, *others = (replace(each, wait_s=60.0 * options.wait) for each in options.on_hosts(request))
     if others:
@@ -308,6 +350,8 @@ def _measure(
             counted = f"{plural(outcome.planned, 'cell')}, {outcome.measured} measured now, {outcome.reused} up to date"
             counted += f", {missing} not measured" if missing else ""
         out.report(page, lambda: report.render(page, wide=wide))
+        if outcome.job_id:
+            tell(lab.store.job(outcome.job_id), counted)
     out.note(f"{counted}; recorded in {workspace.database}")
     if request.baseline:
         raise_for_verdicts(page, outcome.error, fail_on)

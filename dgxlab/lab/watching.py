@@ -1,0 +1,92 @@
+"""Screen a checkout against its baseline each time that a file of it was saved."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dgxlab.errors import DgxlabError, Interrupted
+from dgxlab.lab import Lab
+from dgxlab.lab.jobs import settle
+from dgxlab.lab.session import Request, run
+from dgxlab.model import events
+from dgxlab.source.git import Git
+
+LOOK_S = 0.5  # pause between two looks at the checkout
+
+
+@dataclass(frozen=True)
+class Round:
+    """One state of the checkout, and what became of it."""
+
+    number: int
+    name: str  # of the experiment that was built from the checkout, "" if it could not be read
+    session: str  # "" if there was none
+    seconds: float
+    gates: tuple[str, ...]  # how each gate ended
+    verdicts: tuple[dict[str, Any], ...]  # label, metric, verdict and effect (a share) of each comparison
+    error: str = ""  # in words, "" if all went well
+
+
+def rounds(lab: Lab, request: Request) -> Iterator[Round]:
+    """Yield a round for the checkout `request.tree` as it is now, and one for each later state of it, without end.
+
+    On Ctrl-C the job that runs is cancelled and the rounds end. A state that was saved during a round comes next.
+
+    Raises DgxlabError for an error before the first job runs; later ones are in their round.
+    """
+    assert request.tree
+    running, last, number = "", None, 0
+
+    def see(event: events.Event) -> None:
+        nonlocal running
+        if isinstance(event, events.JobEvent):
+            running = event.job_id
+
+    try:
+        while True:
+            if (now := _state(request.tree)) == last:
+                time.sleep(LOOK_S)
+                continue
+            last, running, number = now, "", number + 1
+            yield _round(lab, request, see, number)
+    except (KeyboardInterrupt, Interrupted):
+        if running and not lab.store.job(running).ended:
+            host = lab.connect(request.experiment.host)
+            host.cancel(running)
+            settle(lab, host, None, lambda event: None)
+
+
+def _round(lab: Lab, request: Request, watch: Any, number: int) -> Round:
+    begin = time.monotonic()
+    try:
+        outcome = run(lab, request, watch)
+    except Interrupted:
+        raise
+    except DgxlabError as error:
+        if number == 1:
+            raise
+        return Round(number, "", "", time.monotonic() - begin, (), (), error.message)
+    rows = lab.store.rows(
+        "SELECT label, metric, verdict, effect FROM verdict_list WHERE job_id = ? ORDER BY position", (outcome.job_id,)
+    )
+    failure = outcome.error
+    why = ": ".join([failure.message, *failure.details.splitlines()[:1]]) if failure else ""
+    took = time.monotonic() - begin
+    return Round(number, outcome.experiment.name, outcome.job_id, took, tuple(outcome.gates), tuple(rows), why)
+
+
+def _state(tree: Path) -> object:
+    """Return what changes whenever a file of the checkout does that git does not ignore: cheaper than a snapshot."""
+    git = Git.checkout(tree)
+    listed = git.attempt("status", "--porcelain", "-z", "--untracked-files=all").out
+    stamps = []
+    for entry in listed.split(b"\0"):
+        with suppress(OSError):
+            found = (tree / entry[3:].decode(errors="surrogateescape")).lstat()
+            stamps.append((entry, found.st_mtime_ns, found.st_size))
+    return git.attempt("rev-parse", "HEAD").text, listed, stamps

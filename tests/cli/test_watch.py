@@ -1,0 +1,61 @@
+"""`dgxlab watch`: a round for each saved state of a checkout, and a clean end."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+from tests.cli.conftest import Project
+from tests.cli.test_trees import STOCK, edit
+
+NOISY = f"{STOCK}env: {{TOY: noisy}}\n"  # without noise there is no noise floor
+
+
+def test_each_saved_state_is_a_round(project: Project, tmp_path: Path) -> None:
+    project.spec("stock", NOISY)
+    checkout = project.checkout(tmp_path / "llama.cpp")
+    edit(checkout, 2)
+    no_floor = project.run("watch", "stock", "--tree", checkout)
+    assert (no_floor.rc, no_floor.next) == (8, "dgxlab noise experiments/stock.yaml --host local")
+    project.ok("noise", "stock")
+    child = project.spawn("watch", "stock", "--tree", checkout, "--format", "json")
+    assert child.stdout
+    first = json.loads(child.stdout.readline())
+    assert (first["number"], first["gates"], first["error"]) == (1, ["passed", "passed"], "")
+    (verdict,) = first["verdicts"]
+    assert (verdict["label"], verdict["verdict"], round(verdict["effect"], 1)) == ("pp16", "slower", -0.5)
+    edit(checkout, 3)
+    second = json.loads(child.stdout.readline())
+    assert second["name"] != first["name"]
+    assert round(second["verdicts"][0]["effect"], 1) == -0.7
+    program = checkout / "tools" / "llama-bench.c"
+    program.write_text("int main(void) { return oops; }\n")
+    third = json.loads(child.stdout.readline())
+    assert [row["verdict"] for row in third["verdicts"]] == ["invalid"]
+    assert "oops" in third["error"]
+    os.killpg(child.pid, signal.SIGINT)
+    rest, err = child.communicate(timeout=60)
+    assert (child.returncode, rest, err.splitlines()[-1]) == (0, "", "stopped after 3 rounds")
+    kinds = [row["kind"] for row in project.json("sessions")]
+    assert (kinds.count("screen"), kinds.count("noise")) == (3, 1)
+    assert project.run("cancel").error == "no job is running that this record knows"
+
+
+def test_a_running_round_is_cancelled(project: Project, tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    project.spec("stock", NOISY)
+    project.ok("noise", "stock")
+    checkout = project.checkout(tmp_path / "llama.cpp")
+    edit(checkout, 2)
+    source = checkout / "ggml" / "ggml.c"
+    wait = f'const char * hold = access("{hold}", F_OK) ? getenv("TOY_HOLD") : "{hold}";'
+    source.write_text(source.read_text().replace('const char * hold = getenv("TOY_HOLD");', wait))
+    hold.touch()
+    child = project.spawn("watch", "stock", "--tree", checkout)
+    while not any(row["kind"] == "screen" and row["state"] == "running" for row in project.json("sessions")):
+        assert child.poll() is None, child.communicate()
+    os.killpg(child.pid, signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    assert (child.returncode, out, err.splitlines()[-1]) == (0, "", "stopped after no rounds")
+    assert [row["state"] for row in project.json("sessions") if row["kind"] == "screen"] == ["cancelled"]
+    assert project.run("cancel").error == "no job is running that this record knows"
