@@ -183,7 +183,7 @@ def watch(
     spec: _SpecArgument,
     tree: Path = Option(..., "--tree", help="The llama.cpp checkout to watch, built instead of the spec's series."),
     *,
-    options: _MeasureOptions,
+    options: MeasureOptions,
     workspace: Workspace,
     out: Out,
 ) -> None:
