@@ -1,80 +1,9 @@
 // The product that a fused kernel has to beat: weights to f16, activations to f16, and cuBLAS between them.
-//
-// The library is loaded when it is asked for, so that building needs neither its headers nor its stub. Its functions
-// are declared as its documentation of version 13 has them; enumerations are passed as int.
 
 #pragma once
 
+#include "../common/cublas.cuh"
 #include "proof.cuh"
-
-#include <dlfcn.h>
-
-// -- cuBLAS --
-
-class cublas {
-  public:
-    explicit cublas(const char * library) : loaded_(dlopen(library, RTLD_NOW | RTLD_LOCAL)) {
-        if (!loaded_) {
-            fprintf(stderr, "%s cannot be loaded: %s\n", library, dlerror());
-            exit(1);
-        }
-        find(set_stream_, "cublasSetStream_v2");
-        find(gemm_, "cublasGemmEx");
-        find(destroy_, "cublasDestroy_v2");
-        int (*create)(void **);
-        int (*version)(void *, int *);
-        find(create, "cublasCreate_v2");
-        find(version, "cublasGetVersion_v2");
-        check(create(&handle_), "cublasCreate");
-        check(version(handle_, &version_), "cublasGetVersion");
-    }
-
-    ~cublas() { destroy_(handle_); }
-
-    cublas(const cublas &)             = delete;
-    cublas & operator=(const cublas &) = delete;
-
-    int version() const { return version_; }
-
-    // y = w x: w m rows of k, x n rows of k, y n rows of m, as ggml lays a product out; sums in f32.
-    void multiply(const __half * w, const __half * x, float * y, int m, int n, int k, cudaStream_t stream) const {
-        constexpr int OP_N = 0, OP_T = 1, COMPUTE_32F = 68, GEMM_DEFAULT = -1;
-        const float   one = 1.0f, zero = 0.0f;
-        check(set_stream_(handle_, stream), "cublasSetStream");
-        check(gemm_(handle_, OP_T, OP_N, m, n, k, &one, w, CUDA_R_16F, k, x, CUDA_R_16F, k, &zero, y, CUDA_R_32F, m,
-                    COMPUTE_32F, GEMM_DEFAULT),
-              "cublasGemmEx");
-    }
-
-  private:
-    template <typename F> void find(F & function, const char * name) const {
-        function = reinterpret_cast<F>(dlsym(loaded_, name));
-        if (!function) {
-            fprintf(stderr, "the library has no %s: %s\n", name, dlerror());
-            exit(1);
-        }
-    }
-
-    static void check(int status, const char * call) {
-        if (status != 0) {
-            fprintf(stderr, "%s failed with status %d\n", call, status);
-            exit(1);
-        }
-    }
-
-    using set_stream_t = int (*)(void * handle, cudaStream_t stream);
-    using gemm_t       = int (*)(void * handle, int op_a, int op_b, int m, int n, int k, const void * alpha,
-                           const void * a, int a_type, int lda, const void * b, int b_type, int ldb, const void * beta,
-                           void * c, int c_type, int ldc, int compute, int algorithm);
-    using destroy_t    = int (*)(void * handle);
-
-    void *       loaded_;
-    void *       handle_     = nullptr;
-    set_stream_t set_stream_ = nullptr;
-    gemm_t       gemm_       = nullptr;
-    destroy_t    destroy_    = nullptr;
-    int          version_    = 0;
-};
 
 // -- activations --
 

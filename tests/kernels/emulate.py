@@ -93,6 +93,8 @@ def compile_emulated(kernels: Path, program: Path, out: Path, *flags: str) -> Pa
     warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-Wno-unknown-pragmas"]
     # _longjmp from one thread to another is what a fortified libc would abort
     options = ["-std=c++17", "-O2", "-U_FORTIFY_SOURCE", "-D__CUDACC__", *warnings, *flags]
-    argv = ["g++", *options, f"-I{EMULATOR}", f"-I{translated}", str(program), "-o", str(out)]
+    # a series lays the kernels of its overlays into one folder
+    include = [f"-I{folder}" for folder in (EMULATOR, translated, translated / "w4a16_gemm")]
+    argv = ["g++", *options, *include, str(program), "-o", str(out)]
     subprocess.run(argv, check=True)
     return out

@@ -16,6 +16,8 @@ INCLUDES = {
     "fp4_accumulate/fp4_accumulate": ["<cuda_runtime.h>", "<cstdint>"],
     "gdn_state/gdn_state": ["<cuda_bf16.h>", "<cuda_runtime.h>", "<cstdint>"],
     "nvfp4_dequant/nvfp4_dequant": ["<cuda_bf16.h>", "<cuda_runtime.h>", "<cstdint>"],
+    "nvfp4_grouped/nvfp4_grouped": ['"w4a16_wgmma.cuh"'],
+    "nvfp4_grouped/nvfp4_grouped_plan": ['"nvfp4_grouped.cuh"'],
     "q4_dequant/q4_dequant": ["<cuda_fp16.h>", "<cuda_runtime.h>", "<cstdint>"],
     "w4a16_gemm/w4a16_gemm": ["<cuda_fp16.h>", "<cuda_runtime.h>", "<cstddef>", "<cstdint>", "<cstring>"],
     "w4a16_gemm/w4a16_stages": ['"w4a16_gemm.cuh"'],
@@ -32,6 +34,7 @@ COMPILED = {
     "fp4_accumulate": {"_Z11fp4_product": 2 * 11 * 2},
     "gdn_state": {"_Z14gdn_state_step": 2 * 3},
     "nvfp4_dequant": {"nvfp4_dequant_bf16": 2 * 3},
+    "nvfp4_grouped": {"_Z13nvfp4_grouped": 6 * 5, "_Z19nvfp4_grouped_route": 3 * 5, "_Z20nvfp4_grouped_to_f16": 5},
     "q4_dequant": {"_Z14q4_dequant_f16": 2 * 2 * 3},
     "w4a16_gemm": {
         "_Z16w4a16_wgmma_gemm": 2 * 5 * 5,

@@ -446,6 +446,12 @@ template <typename T> static T __shfl_sync(unsigned /*mask*/, T value, int lane,
     return emulated_exchange(value, (threadIdx.x + threadIdx.y * blockDim.x) / width * width + lane % width);
 }
 
+// Lanes that have none so far below keep their own.
+template <typename T> static T __shfl_up_sync(unsigned /*mask*/, T value, unsigned lanes) {
+    const unsigned thread = threadIdx.x + threadIdx.y * blockDim.x;
+    return emulated_exchange(value, thread % 32 < lanes ? thread : thread - lanes);
+}
+
 // Four matrices of 8 x 8, as the PTX ISA lays them out: lane i says where row i % 8 of matrix i / 8 is. Two rows of a
 // matrix on the same banks would be right but slow, and an output does not show it: no kernel here is to have them.
 static void emulated_ldmatrix(uint32_t (&r)[4], const void * row) {

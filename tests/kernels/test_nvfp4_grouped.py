@@ -1,0 +1,83 @@
+"""Products of tokens with their experts' NVFP4 weights: the kernels' own source on an emulated GPU, and its defects."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.kernels.conftest import both_orders, fails, run
+
+NAME = "nvfp4_grouped"
+WGMMA, WIDE, MMA = "0", "2", "3"
+"""By number: a narrow configuration of wgmma, the widest, and one of mma.sync."""
+
+WAIT = "«w4a16_wait_for(stages_.{0}_full + {0}_.stage, {0}_.parity);→»"
+FREE = "«w4a16_wait_for(stages.{0}_free + {0}.stage, {0}.parity ^ 1);→»"
+
+DEFECTS = {
+    # the routing
+    "columns of a warp over each other": "int       at    = first + «in_warp→0»;",
+    "a warp's columns over the ones before": "at += «of_warps[w]→0»;",
+    "ids out of range counted": "if («id >= 0 && id < experts→id < experts») {",
+    "an expert's columns begin amid a group": "groups += «(counts[e] + 7) / 8→counts[e] / 8»;",
+    "columns beyond an expert's are anything": "p.of[first + i] = «-1→0x7FFFFFF»;",
+    "a last chunk left out": "«i * tile_n < count→(i + 1) * tile_n <= count»; i += NVFP4_GROUPED_ROUTERS",
+    "a full last chunk twice": "+ «(counts[expert] + tile_n - 1) / tile_n→counts[expert] / tile_n + 1»;",
+    "chunks of whole tiles alone": "«min(tile_n, count - i * tile_n)→tile_n», 0);",
+    "chunks over those of the expert before": "chunks += «(counts[e] + tile_n - 1) / tile_n→counts[e] / tile_n»;",
+    "bounds of the launch before": "p.totals[1] = «all_chunks→(p.totals[1] > 0 ? p.totals[1] : all_chunks)» +",
+    # the conversion
+    "another slot's activations": "of % used % «slots→1» * x_slot",
+    "another token's activations": "x + of / «used→(used + 1)» * x_token",
+    "low weights for high ones": "+ 4 * word + «8 * high→0»;",
+    "pairs of k exchanged": "make_uint4(w4a16_pair(v[0].x, «v[0].z→v[0].y», scale)",
+    "a column not scaled": "if («w4a16_scale(taken_as) != 1.0f→w4a16_scale(taken_as) == 0.0f») {",
+    "another column's power of two": "largest = fmaxf(largest, of_warps[w][«col→0»]);",
+    # the copies
+    "weights of the expert before": "p.w + «tile.expert→max(tile.expert - 1, 0)» * p.w_expert;",
+    "rows beyond the matrix": "«min(tile.row0 + i / 9, p.m - 1)→tile.row0 + i / 9»;",
+    "weights copied too early": FREE.format("w"),
+    "activations copied too early": FREE.format("x"),
+    "the first columns for every chunk": "(int64_t) («tile.first→0» / 8) * NVFP4_GROUPED_GROUP_BYTES;",
+    "a group of columns too few": "const int       bytes = «(tile.columns + 7)→tile.columns» / 8 *",
+    # the products
+    "scale 0x7F taken for a number": "d & («((other & 0x80808080) >> 7) * 0x7F→0x7F7F7F7F»);",
+    "scales exchanged": "__byte_perm(bits, 0, «0x4140→0x4041»)",
+    "signs lost": "(at & «0x80008000→0») | (at >> 3",
+    "low and high nibbles exchanged": "const uint32_t at = q << «shift→(shift ^ 4)»;",
+    "the scale of another step": "s % 2 ? «__high2half2→__low2half2»(scales_",
+    "weights not waited for": WAIT.format("w"),
+    "activations not waited for": WAIT.format("x"),
+    "groups of columns exchanged": "a_[s % 2][mt][i], «b[64 * i]→b[64 * i + 32]», b[64 * i + 32]);",
+    "a column beyond the tile written": "if («col >= tile_.columns→col > tile_.columns») {",
+    "a row beyond m written": "if («row + 8 * r < p_.m→row + 8 * r <= p_.m») {",
+    "outputs in the order of columns": "(int64_t) «p_.of[tile_.first + col]→(tile_.first + col)» * p_.m;",
+}
+"""Defects of the kernel."""
+
+
+@both_orders
+def test_the_kernel_is_right_on_the_emulator(emulated: Path, reverse: bool) -> None:
+    """Every configuration of the tables: tails, skewed routings, 127 to 129 tokens, replays, strange ids, refusals."""
+    ran = run(emulated, "edges", reverse=reverse)
+    assert ran.returncode == 0, ran.stderr
+    assert "FAIL" not in ran.stderr
+    assert ran.stderr.count("ok  ") == 6 * 21 + 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(DEFECTS)), ids=list(DEFECTS))
+def test_a_defect_of_the_kernel_is_found(defective: Path, number: int) -> None:
+    """By a configuration of wgmma or of mma.sync, in one order of the threads or the other."""
+    assert any(
+        fails(defective, "edges", rung, defect=number, reverse=reverse)
+        for rung in (WGMMA, MMA, WIDE)
+        for reverse in (False, True)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rung", [WGMMA, MMA, WIDE])
+def test_without_a_defect_it_is_right(defective: Path, rung: str) -> None:
+    assert run(defective, "edges", rung).returncode == 0
