@@ -148,20 +148,23 @@ def test_a_candidates_gate_is_held_against_the_one_in_its_environment(baseline: 
     assert steps["gate:3:after"].like == "gate:1"
 
 
-SPARK = [
+PAIRS = [
     ("spark-w4a16", "spark-w4a16-on"),
     ("spark-w4a16", "spark-w4a16-packed"),
     ("spark-nvfp4", "spark-nvfp4-routed"),
     ("spark-fp4", "spark-fp4-accumulate"),
     ("spark-gdn", "spark-gdn-on"),
+    ("h200-nvfp4-moe", "h200-nvfp4-moe-graphs"),
+    ("h200-nvfp4-moe", "h200-nvfp4-moe-on"),
 ]
 
 
 @pytest.mark.parametrize("thermal", ["hot", "cold"])
-@pytest.mark.parametrize("names", SPARK, ids=lambda names: names[1])
-def test_each_pair_for_a_spark_is_one_command(names: tuple[str, str], thermal: str) -> None:
+@pytest.mark.parametrize("names", PAIRS, ids=lambda names: names[1])
+def test_each_pair_is_one_command(names: tuple[str, str], thermal: str) -> None:
     """Both arms run the same launches, apart from the environment; the candidate alone must print its marker."""
-    arms = [load(PROJECT / f"experiments/spark/{name}.yaml", [f"session.thermal={thermal}"]) for name in names]
+    files = [next(PROJECT.glob(f"experiments/*/{name}.yaml")) for name in names]
+    arms = [load(file, [f"session.thermal={thermal}"]) for file in files]
     baseline, candidate = arms
     assert (baseline.series, baseline.cmake) == (candidate.series, candidate.cmake)
     compare.refuse(compare.differences(baseline, candidate), (), candidate.path)

@@ -247,7 +247,8 @@ _RULES = tuple(
     (re.compile(pattern), group)
     for pattern, group in (
         (r"\bmul_mat_(?:q|vec_q|vec_q_moe|q_stream_k_fixup)<[^,>]*?(?P<type>\d+)[,>]", "products {type}"),
-        (r"\bquantize_(?:mmq_)?(?:q8_1|mxfp4|nvfp4)\b", "activation quantise"),
+        (r"\bnvfp4_grouped<", "products NVFP4"),
+        (r"\bquantize_(?:mmq_)?(?:q8_1|mxfp4|nvfp4)\b|\bnvfp4_grouped_to_f16", "activation quantise"),
         (r"\bflash_attn|\bsoft_?max|\bsoftcap|\bdiag_mask", "attention"),
         (r"\b(?:rms|l2|group)?_?norm_f32", "norms"),
         (r"\brope_", "rope"),
@@ -255,7 +256,10 @@ _RULES = tuple(
             r"\bgated_(?:delta_net|linear_attn)|\bgdn_state|\bssm_(?:conv|scan)|\brwkv_|\bsolve_tri|\bcumsum|\btri_kernel",
             "state",
         ),
-        (r"\btopk_moe|\bargsort|\bmm_ids_helper|\binit_(?:indices|offsets)|RadixSort|\bargmax", "routing"),
+        (
+            r"\btopk_moe|\bargsort|\bmm_ids_helper|\bnvfp4_grouped_route|\binit_(?:indices|offsets)|RadixSort|\bargmax",
+            "routing",
+        ),
         (r"\bdequantize_block", "dequantise"),
         (r"\bmul_mat_(?:f|f_ids|vec_f)\b|gemm|gemv|nvjet|cutlass|xmma|splitK|k_compute_batched_ptrs", "products float"),
         (r"^\[mem|\bcpy_|\bk_(?:get|set)_rows|\bconcat|\bconvert_unary|\bk_repeat|\bpad_f32|\bfill_kernel", "copies"),

@@ -153,6 +153,12 @@ def test_a_phase_alone_asks_for_its_own_cells() -> None:
         ("void soft_max_f32<true, 0, 0, float>(float const*)", "attention"),
         ("void l2_norm_f32<32>(float const*)", "norms"),
         ("void rope_multi<true, false, float>(float const*)", "rope"),
+        (
+            "void nvfp4_grouped<nvfp4_grouped_config<128, 192, 2, 4, 64, 5, 1, true> >(nvfp4_grouped_problem)",
+            "products NVFP4",
+        ),
+        ("nvfp4_grouped_to_f16(nvfp4_grouped_problem, float const*, int, int, long, long)", "activation quantise"),
+        ("void nvfp4_grouped_route<192>(nvfp4_grouped_problem, int const*, long, int, int)", "routing"),
         ("void gated_delta_net_cuda<128, false, false>(float const*)", "state"),
         ("void ssm_conv_f32<true, 128, 4>(float const*)", "state"),
         ("void k_get_rows_float<float, float>(float const*)", "copies"),
