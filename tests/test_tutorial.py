@@ -26,7 +26,8 @@ def reader(home: Path, bench: Bench, pin_cache: PinCache) -> dict[str, str]:
     (home / ".cache" / "dgxlab").mkdir(parents=True)
     (home / ".cache" / "dgxlab" / "llama.cpp.git").symlink_to(pin_cache.path)
     (home / ".gitconfig").write_text("[user]\n\tname = Reader\n\temail = reader@example.org\n")
-    return {**os.environ, "HOME": str(home), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    # last, as for a job on this machine: another cmake would be another build
+    return {**os.environ, "HOME": str(home), "PATH": f"{os.environ['PATH']}:{Path(sys.executable).parent}"}
 
 
 @pytest.mark.llama
