@@ -16,22 +16,32 @@ from dgxlab.units import duration, metric, percent
 
 if TYPE_CHECKING:
     from dgxlab.lab.outlook import Outlook
+    from dgxlab.lab.session import Recorded
 
 _PLAIN = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)  # words that need no shell quoting, placeholders included
 _NEVER = "over 100"  # shown when more cycles are needed than dgxlab proposes
 
 
-def describe(plan: Plan) -> str:
-    """Return a plan as text; what only the host knows is a {placeholder}."""
+def describe(plan: Plan, expected: Mapping[str, float | None]) -> str:
+    """Return a plan as text; what only the host knows is a {placeholder}.
+
+    `expected` has the seconds that each step took when it last ran there, by its id; None if it never did.
+    """
     lines = [f"experiment {plan.name}"]
     for arm in plan.arms:
         series = ", ".join(f"{ref.name}@{ref.digest[:12]}" for ref in arm.source.series) or "none"
         lines.append(f"arm {arm.name}: pin {arm.source.pin[:12]}, series {series}, tree {arm.source.tree[:12]}")
     for step in plan.steps:
-        lines += ["", *(_chain(step) if isinstance(step, ChainStep) else _step(step))]
+        head, *rest = _chain(step) if isinstance(step, ChainStep) else _step(step)
+        took = expected.get(step.id)
+        lines += ["", head if took is None else f"{head}; {duration(took)} the last time", *rest]
     single = sum(len(step.cells) for step in plan.steps if isinstance(step, RunStep))
     cells = single + sum(len(chain.baseline.cells) for chain in plan.chains)
-    return "\n".join([*lines, "", f"{plural(len(plan.steps), 'step')}, {plural(cells, 'cell')}"])
+    known = [took for took in expected.values() if took is not None]
+    never = len(plan.steps) - len(known)
+    least = f"; about {duration(sum(known))}, from nothing" if known else ""
+    least += f", without {plural(never, 'step')} that never ran there" if known and never else ""
+    return "\n".join([*lines, "", f"{plural(len(plan.steps), 'step')}, {plural(cells, 'cell')}{least}"])
 
 
 def _step(step: model.Step) -> Iterator[str]:
@@ -107,6 +117,14 @@ def _cells(step: RunStep) -> str:
 def _command(argv: tuple[str, ...], env: Mapping[str, str] | None = None) -> str:
     assigned = [f"{key}={shlex.quote(value)}" for key, value in (env or {}).items()]
     return "  " + " ".join([*assigned, *(word if _PLAIN.fullmatch(word) else shlex.quote(word) for word in argv)])
+
+
+def describe_recorded(recorded: Recorded, host: str) -> str:
+    """Return what a record has of an experiment on a host, as a line."""
+    (passed, gates), (measured, cells) = recorded.gates, recorded.cells
+    words = ["built" if recorded.built else "not built", f"{passed} of {plural(gates, 'gate')} passed"]
+    words.append(f"{measured} of {plural(cells, 'cell')} measured")
+    return f"on {host}: {', '.join(words)}"
 
 
 def describe_outlook(outlook: Outlook, experiment: model.Experiment) -> str:

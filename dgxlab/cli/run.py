@@ -251,7 +251,8 @@ def plan(
 ) -> None:
     """Show every command that a full run would execute.
 
-    Earlier results are ignored, and no host is contacted.
+    Earlier results are ignored, and no host is contacted. Beside each step is how long it took the last time, and with
+    --host the last line says what the record already has of that host.
 
     With a candidate: the commands of an A/B session. With --effect: the effects that such a session can detect, given
     the noise floors in the record, and its duration.
@@ -264,7 +265,7 @@ def plan(
         request = options.request("ab", candidate, spec, allow=allow or (), max_s=_seconds(max_minutes))
     else:
         request = options.request("run", spec, tree=tree)
-    _show_plan(request, effect, options.at(workspace, request), out)
+    _show_plan(request, effect, options.at(workspace, request), out, beside=bool(options.host and not candidate))
 
 
 def raise_for_verdicts(session: SessionReport, error: DgxlabError | None, fail_on: Collection[str] = ()) -> None:
@@ -398,9 +399,10 @@ def _measure_fleet(
         raise CheckFailed(f"a verdict over the devices is {failed[0]}, on which to fail", next="dgxlab report")
 
 
-def _show_plan(request: Request, effect: str | None, workspace: Workspace, out: Out) -> None:
+def _show_plan(request: Request, effect: str | None, workspace: Workspace, out: Out, *, beside: bool) -> None:
+    """Print a plan, or an outlook; `beside` says to add what the record already has of it."""
     from dgxlab.cli._display import display
-    from dgxlab.cli._plan import describe, describe_outlook, length
+    from dgxlab.cli._plan import describe, describe_outlook, describe_recorded, length
     from dgxlab.lab import outlook, session
     from dgxlab.source import PinCache
 
@@ -417,11 +419,15 @@ def _show_plan(request: Request, effect: str | None, workspace: Workspace, out: 
             raise SpecError(f"there is no {workspace.database} yet, so no noise floor is known", next=mend)
     with display(out) as watch:
         planned = session.full_plan(PinCache(trusted=workspace.trust_source), request, watch)
-    expected = None
-    if recorded and (effect or request.baseline):
+    expected, took, ends = None, dict[str, float | None](), list[str]()
+    if recorded:
         with workspace.store() as store:
-            expected = outlook.outlook(store, first, planned.arms[0].source, wanted)
+            took = outlook.expected(store, planned, outlook.device_on(store, first.host, planned))
+            if beside and (known := session.recorded(store, PinCache(), request, lambda event: None)):
+                ends.append(describe_recorded(known, first.host))
+            if effect or request.baseline:
+                expected = outlook.outlook(store, first, planned.arms[0].source, wanted)
     if effect and expected:
         out.result(expected, describe_outlook(expected, first))
     else:
-        out.result(planned, "\n".join([describe(planned), *([length(expected)] if expected else [])]))
+        out.result(planned, "\n".join([describe(planned, took), *ends, *([length(expected)] if expected else [])]))

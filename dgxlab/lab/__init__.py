@@ -7,7 +7,8 @@ search   sessions that find which patch or commit made a difference
 upgrade  the check of a newer pin with every series
 provision  check a host and send what it lacks: build tools, sources, synthetic models
 jobs     detached jobs: start, follow, settle, adopt those of other clients
-outlook  the effects that an A/B session can detect, and its duration
+progress  how far a running job is
+outlook  the effects that an A/B session can detect, and how long jobs and their steps take
 raw      the programs' output: fetched, checked and kept
 rebuild  rebuild a record from the jobs' files
 clean    remove unused files from a host

@@ -16,6 +16,7 @@ from dgxlab import __version__, judgement
 from dgxlab.errors import AGAIN, DgxlabError, Interrupted, JobLost, RemoteError, SpecError, UsageError, by_exit_code
 from dgxlab.ingest import ingest
 from dgxlab.lab import Lab, Side, Watch, noted, raw
+from dgxlab.lab.progress import Progress
 from dgxlab.lab.provision import send
 from dgxlab.model import Plan
 from dgxlab.replies import LIVE
@@ -88,10 +89,11 @@ def follow(lab: Lab, host: Host, job_id: str, watch: Watch) -> DgxlabError | Non
             with lab.store.transaction():  # a job believed lost is running: delete its verdicts
                 lab.store.update_job(job_id, state="running")
                 judgement.record(lab.store, job_id)
+        progress = Progress(lab.store, lab.store.job(job_id), watch)
         while status is None or status.state in LIVE:  # as when it starts after following began
             for piece in retry.follow(host, job_id, lab.store.job(job_id).journal_bytes, noted(watch)):
                 for event in ingest(lab.store, job_id, piece.splitlines(keepends=True)):
-                    watch(event)
+                    progress.see(event)
             status = retry.again(host, lambda: host.status(job_id), noted(watch))
         return conclude(lab, host, status, watch)
 

@@ -10,16 +10,19 @@ from pathlib import Path
 from dgxlab import judgement, plan, stats
 from dgxlab.chains import comparisons
 from dgxlab.model import (
+    BuildStep,
     ChainStep,
     Experiment,
     FileModel,
     GateStep,
+    ModelStep,
     NoiseFloor,
     ParityGate,
     Plan,
     RunStep,
     Session,
     Source,
+    Step,
     canonical,
     files_of,
     gpu_backends,
@@ -71,12 +74,7 @@ def outlook(store: Store, experiment: Experiment, source: Source, effect: float)
         SpecError: if the experiment measures nothing.
     """
     session = plan.make_ab(experiment, experiment, (source, source), job_id=experiment.name)
-    rows = store.rows(
-        """SELECT device_id FROM arms JOIN jobs USING (job_id) JOIN devices USING (device_id)
-           WHERE host = ? AND (uuids <> '[]') = ? ORDER BY intent_at DESC LIMIT 1""",
-        (experiment.host, bool(gpu_backends(session.arms[0].cmake))),
-    )
-    device = str(rows[0]["device_id"]) if rows else ""
+    device = device_on(store, experiment.host, session)
     claims: list[Expected] = []
     unknown: dict[str, None] = {}
     for chain in session.chains:
@@ -103,6 +101,16 @@ def outlook(store: Store, experiment: Experiment, source: Source, effect: float)
         claims=tuple(claims),
         unknown=tuple(unknown),
     )
+
+
+def device_on(store: Store, host: str, job: Plan) -> str:
+    """Return the id of the device that was last recorded for a host, of the kind that a job needs; "" if none was."""
+    rows = store.rows(
+        """SELECT device_id FROM arms JOIN jobs USING (job_id) JOIN devices USING (device_id)
+           WHERE host = ? AND (uuids <> '[]') = ? ORDER BY intent_at DESC LIMIT 1""",
+        (host, bool(gpu_backends(job.arms[0].cmake))),
+    )
+    return str(rows[0]["device_id"]) if rows else ""
 
 
 def command_for(name: str, experiment: Experiment) -> str:
@@ -146,34 +154,72 @@ def least_s(store: Store, job: Plan, device: str) -> float:
     return _seconds(store, job, device, cycles, unknown=0.0) or 0.0
 
 
+def expected(store: Store, job: Plan, device: str) -> dict[str, float | None]:
+    """Return how long each step of a job took when it last ran on a device, in seconds; None if it never did."""
+    return {step.id: _step_s(store, job, step, device) for step in job.steps}
+
+
+def _step_s(store: Store, job: Plan, step: Step, device: str) -> float | None:
+    if isinstance(step, BuildStep):
+        sql = """SELECT seconds FROM arms JOIN jobs USING (job_id) WHERE device_id = ? AND cmake = ? AND NOT reused
+                 ORDER BY pin = ? DESC, intent_at DESC LIMIT 1"""
+        arm = job.arm(step.arm)
+        rows = store.rows(sql, (device, canonical(arm.cmake), arm.source.pin))
+    elif isinstance(step, ModelStep):
+        sql = """SELECT inputs.seconds FROM inputs JOIN jobs USING (job_id)
+                 WHERE job_id IN (SELECT job_id FROM arms WHERE device_id = ?) AND recipe IS ? AND inputs.name = ?
+                 ORDER BY reused IS TRUE, intent_at DESC LIMIT 1"""
+        rows = store.rows(sql, (device, canonical(step.recipe) if step.recipe else None, step.model))
+    elif isinstance(step, GateStep):
+        return _gate_s(store, step, device)
+    elif isinstance(step, ChainStep):
+        return _chain_s(step, step.cycles or stats.fewest_cycles(step.claims), _run_s(store, step.baseline, device))
+    else:
+        return _run_s(store, step, device) if isinstance(step, RunStep) else 0.0
+    return float(rows[0]["seconds"]) if rows else None
+
+
+def _gate_s(store: Store, step: GateStep, device: str) -> float | None:
+    table, which, asked = "checks", "gate_digest = ?", [gate_digest(step.gate, step.env)]
+    if isinstance(step.gate, ParityGate):
+        table, which, asked = "gates", "op = ? AND backend = ?", [step.gate.op, step.gate.backend]
+    rows = store.rows(
+        f"""SELECT {table}.seconds FROM {table} JOIN arms USING (job_id, arm)
+            WHERE device_id = ? AND {which} ORDER BY at DESC LIMIT 1""",  # noqa: S608 - words from here alone
+        (device, *asked),
+    )
+    return float(rows[0]["seconds"]) if rows else None
+
+
+def _run_s(store: Store, step: RunStep, device: str) -> float | None:
+    keys = [cell.key for cell in step.cells]
+    marks = ",".join("?" * len(keys))
+    # a launch with these cells or more: better an estimate that is too long
+    rows = store.rows(
+        f"""SELECT runs.seconds FROM runs JOIN arms USING (job_id, arm) JOIN rows USING (run_id)
+            WHERE device_id = ? AND status = 'valid' AND rows.cell IN ({marks})
+            GROUP BY runs.run_id HAVING count(*) = ? ORDER BY started DESC LIMIT 9""",  # noqa: S608 - marks alone
+        (device, *keys, len(keys)),
+    )
+    return stats.median([row["seconds"] for row in rows]) if rows else None
+
+
+def _chain_s(step: ChainStep, cycles: int, run_s: float | None) -> float | None:
+    burn_in = stats.BURN_IN_RUNS[0] if step.cycles else stats.PLANNING_RUNS
+    return None if run_s is None else burn_in * run_s + (2 * cycles + 1) * (step.block_s + run_s)
+
+
 def _seconds(store: Store, session: Plan, device: str, cycles: int, unknown: float = math.inf) -> float | None:
     """Return the expected duration of a job, from the last runs of its parts; None if one is infinite, as `unknown`."""
     total = 0.0
     for step in session.steps:
+        seconds: float | None = 0.0
         if isinstance(step, GateStep):
-            table, which, asked = "checks", "gate_digest = ?", [gate_digest(step.gate, step.env)]
-            if isinstance(step.gate, ParityGate):
-                table, which, asked = "gates", "op = ? AND backend = ?", [step.gate.op, step.gate.backend]
-            rows = store.rows(
-                f"""SELECT {table}.seconds FROM {table} JOIN arms USING (job_id, arm)
-                    WHERE device_id = ? AND {which} ORDER BY at DESC LIMIT 1""",  # noqa: S608 - words from here alone
-                (device, *asked),
-            )
-            total += 2 * float(rows[0]["seconds"]) if rows else unknown  # both arms have about the baseline's gates
-        elif isinstance(step, (ChainStep, RunStep)):
-            keys = [cell.key for cell in (step.baseline if isinstance(step, ChainStep) else step).cells]
-            marks = ",".join("?" * len(keys))
-            # a launch with these cells or more: better an estimate that is too long
-            rows = store.rows(
-                f"""SELECT runs.seconds FROM runs JOIN arms USING (job_id, arm) JOIN rows USING (run_id)
-                    WHERE device_id = ? AND status = 'valid' AND rows.cell IN ({marks})
-                    GROUP BY runs.run_id HAVING count(*) = ? ORDER BY started DESC LIMIT 9""",  # noqa: S608 - marks alone
-                (device, *keys, len(keys)),
-            )
-            seconds = stats.median([row["seconds"] for row in rows]) if rows else unknown
-            if isinstance(step, RunStep):
-                total += seconds
-                continue
-            burn_in = stats.BURN_IN_RUNS[0] if step.cycles else stats.PLANNING_RUNS
-            total += burn_in * seconds + (2 * cycles + 1) * (step.block_s + seconds)
+            gate_s = _gate_s(store, step, device)
+            seconds = gate_s and 2 * gate_s  # both arms have about the baseline's gates
+        elif isinstance(step, ChainStep):
+            seconds = _chain_s(step, cycles, _run_s(store, step.baseline, device))
+        elif isinstance(step, RunStep):
+            seconds = _run_s(store, step, device)
+        total += unknown if seconds is None else seconds
     return total if math.isfinite(total) else None

@@ -6,6 +6,7 @@ same work or start one, and follow it. Kinds of jobs differ only in their plan. 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -264,6 +265,39 @@ def place(store: Store, host: Host, request: Request, sides: Sequence[Side], pro
         device = _device(sides[0], best.probe if best else probe).id
         cluster.refuse_short(store, host, chosen.job, device)
     return chosen
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What the record has of an experiment on its host, as the host was when it last reported."""
+
+    built: bool
+    gates: tuple[int, int]  # how many passed, and how many the experiment has
+    cells: tuple[int, int]  # how many are measured, and how many the experiment names
+
+
+def recorded(store: Store, cache: PinCache, request: Request, watch: Watch) -> Recorded | None:
+    """Return what the record has of a run on its host, which is not contacted; None if it never reported."""
+    request, sides = sourced(cache, request, watch)
+    experiment, host = request.experiment, request.experiment.host
+    rows = store.rows("SELECT facts FROM jobs WHERE host = ? AND facts <> '' ORDER BY intent_at DESC LIMIT 1", (host,))
+    if not rows:
+        return None
+    files = store.rows(
+        "SELECT path, model_id FROM inputs JOIN jobs USING (job_id) WHERE host = ? ORDER BY intent_at", (host,)
+    )
+    known = {
+        path: {"model_id": row["model_id"], "path": row["path"], "size": 0, "digest": row["model_id"]}
+        for path in {path for each in experiment.models.values() for path in model.files_of(each)}
+        for row in files
+        if row["path"] == path or (path.startswith("~/") and row["path"].endswith(path[1:]))
+    }
+    probe = Probe(model.from_json(model.Facts, json.loads(rows[0]["facts"])), (), known, {}, ())  # type: ignore[arg-type]
+    todo = _left_to_do(store, request, sides[0], probe, again=False)
+    arm, gates = plan.make_arm(experiment, sides[0].source), len(plan.launched_gates(experiment))
+    build = model.build_id(sides[0].source, arm.cmake, probe.facts.toolchain)
+    built = store.rows("SELECT 1 FROM arms JOIN jobs USING (job_id) WHERE host = ? AND build_id = ?", (host, build))
+    return Recorded(bool(built), (gates - len(todo.gates), gates), (todo.reused, todo.planned))
 
 
 def _left_to_do(store: Store, request: Request, side: Side, probe: Probe, *, again: bool) -> Todo:

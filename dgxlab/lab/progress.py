@@ -1,0 +1,64 @@
+"""How far a job is: its step, what that does, and how long the rest takes by earlier sessions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from dgxlab.lab import Watch
+from dgxlab.lab.outlook import device_on, expected
+from dgxlab.model import BuildStep, ChainStep, GateStep, ModelStep, RunStep, Step, about, events
+from dgxlab.store import Job, Store
+from dgxlab.units import duration
+
+
+def words(step: Step) -> str:
+    """Return what a step does, in words."""
+    match step:
+        case BuildStep():
+            return f"build {step.arm}"
+        case ModelStep():
+            return f"make model {step.model} ready"
+        case GateStep():
+            return f"gate {about(step.gate)} of {step.arm}"
+        case RunStep():
+            return f"{step.tool} of {step.arm}"
+        case ChainStep():
+            return f"{step.baseline.tool} in turn"
+    return f"check the flags of {step.argv[0].rpartition('/')[2]}"
+
+
+@dataclass
+class Progress:
+    """Passes a job's events to `watch`, with the place of their step in the job added to those of progress."""
+
+    store: Store
+    job: Job
+    watch: Watch
+
+    def __post_init__(self) -> None:
+        plan = self.job.plan
+        self.steps = {step.id: (number, step) for number, step in enumerate(plan.steps, 1)}
+        self.took = expected(self.store, plan, device_on(self.store, self.job.host, plan))
+        self._at, self._since = "", 0.0
+
+    def see(self, event: events.Event) -> None:
+        """Pass one event; a step that is seen first is told with what it does."""
+        step = getattr(event, "id", "")
+        if step in self.steps and step != self._at and getattr(event, "state", "") != "done":
+            self._at, self._since = step, event.t
+            self.watch(events.ProgressEvent(id=step, done=0, total=0, note=self._place(event.t, begins=True)))
+        if isinstance(event, events.ProgressEvent) and step in self.steps:
+            event = replace(event, note=f"{event.note}, {self._place(event.t)}")
+        self.watch(event)
+
+    def _place(self, now: float, *, begins: bool = False) -> str:
+        number, step = self.steps[self._at]
+        place = f"step {number} of {len(self.steps)}"
+        took = self.took[self._at]
+        if begins:
+            place = f"{place}: {words(step)}" + (f", about {duration(took)}" if took else "")
+        later = [self.took[each] for each, (place_of, _) in self.steps.items() if place_of > number]
+        if took is None or None in later:
+            return place
+        left = max(0.0, took - (now - self._since)) + sum(filter(None, later))
+        return f"{place}, {duration(left)} left" if left >= 1 else place

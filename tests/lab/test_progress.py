@@ -1,0 +1,45 @@
+"""Where a job is, told with its progress: at the start, and after a second client has joined it."""
+
+from typing import Any
+
+from dgxlab.lab.jobs import adopt, follow
+from tests.journals import told
+from tests.lab.conftest import Event, ToyLab, kinds
+
+
+def places(events: list[Event]) -> list[str]:
+    return [event["note"] for event in kinds(events, "progress") if "step " in event["note"]]
+
+
+def test_each_step_is_told_with_its_place(toy_lab: ToyLab) -> None:
+    """A second job knows from the first how long its steps take."""
+    _, events = toy_lab.run_well()
+    first = places(events)
+    steps = {event["id"] for event in kinds(events, "step")}
+    assert first[0].startswith(f"step 1 of {len(steps)}: build toy")
+    assert any(note.startswith(f"step {len(steps)} of {len(steps)}: ") for note in first)
+    assert any(": gate MUL_MAT on CPU of toy" in note for note in first)
+    assert not any("about" in note for note in first)
+    _, events = toy_lab.run_well(again=True)
+    again = places(events)
+    assert any(", about " in note for note in again if ": gate " in note)
+
+
+def test_who_joins_later_is_told_too(toy_lab: ToyLab) -> None:
+    job = toy_lab.submit(toy_lab.slow())
+    seen: list[Event] = []
+
+    def leave(event: Any) -> None:
+        seen.append(told(event))
+        if "llama-bench" in str(seen[-1].get("note")):
+            raise KeyboardInterrupt
+
+    adopt(toy_lab.lab, toy_lab.host, job.job_id, leave)
+    try:
+        follow(toy_lab.lab, toy_lab.host, job.job_id, leave)
+    except Exception as stopped:
+        assert "goes on" in str(stopped)  # noqa: PT017
+    toy_lab.release()
+    later: list[Event] = []
+    assert follow(toy_lab.lab, toy_lab.host, job.job_id, lambda event: later.append(told(event))) is None
+    assert places(seen)[-1].startswith("step ")
