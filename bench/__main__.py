@@ -11,6 +11,7 @@ from dataclasses import asdict
 
 from bench.commands import completion, edit, help_page, plan10k, up_to_date, verdicts
 from bench.figure import Figure, Others, described
+from bench.fleets import fleet_coverage
 from bench.jobs import agent, followed, memory, over_distance, over_ssh, stage
 from bench.noises import alternating, families, half_widths, noises, promotions
 from bench.records import adopt, ingest, listed, living, page, report, size
@@ -50,6 +51,7 @@ FIGURES: Mapping[str, Callable[[bool], Figure]] = {
     "promotions": promotions,
     "half_widths": half_widths,
     "screens": screens,
+    "fleet_coverage": fleet_coverage,
 }
 
 

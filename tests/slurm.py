@@ -87,7 +87,7 @@ class Slurm:
         with (self.folder / f"{name}.out").open("ab") as out:
             env = {**os.environ, **self.env}
             self.children[name] = subprocess.Popen(
-                [_found(argv[0]), *argv[1:]], env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+                [found(argv[0]), *argv[1:]], env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out
             )
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
@@ -115,7 +115,7 @@ class Slurm:
 @contextmanager
 def slurm(folder: Path) -> Iterator[Slurm]:
     """Run a cluster until the block ends, and end all its jobs then."""
-    lacking = [name for name in PROGRAMS if not Path(_found(name)).exists()]
+    lacking = [name for name in PROGRAMS if not Path(found(name)).exists()]
     if lacking or os.getuid() != 0:
         pytest.skip(f"no Slurm can be started here, it needs root and {' '.join(lacking)}: apt-get install slurm-wlm")
     for part in ("state", *(f"spool.{node}" for node in NODES)):
@@ -129,7 +129,7 @@ def slurm(folder: Path) -> Iterator[Slurm]:
     (folder / "gres.conf").write_text(f"AutoDetect=off\nName=gpu File={folder}/gpu[0-{GPUS - 1}]\n")
     (folder / "munge.key").write_bytes(os.urandom(128))
     (folder / "munge.key").chmod(0o400)
-    argv = [_found("munged"), "--foreground", "--force", f"--socket={folder}/munge.socket"]
+    argv = [found("munged"), "--foreground", "--force", f"--socket={folder}/munge.socket"]
     argv += [f"--{name}-file={folder}/munge.{name}" for name in ("key", "pid", "seed", "log")]
     running = Slurm(folder)
     log = (folder / "munged.out").open("wb")
@@ -153,7 +153,7 @@ def slurm(folder: Path) -> Iterator[Slurm]:
         log.close()
 
 
-def _found(name: str) -> str:
+def found(name: str) -> str:
     return shutil.which(name) or f"/usr/sbin/{name}"
 
 

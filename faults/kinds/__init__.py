@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from faults.fault import Fault
-from faults.kinds import agent, clock, crowd, disk, io, power, reboot, root
+from faults.kinds import agent, clock, crowd, disk, io, power, reboot, root, slurm
 from faults.kinds.canary import CANARY
 from faults.kinds.client import CLIENT_KILLED
 from faults.kinds.commit import COMMIT
@@ -49,6 +49,7 @@ _ORDER: tuple[Fault[Any], ...] = (
     crowd.CROWD,
     VERSIONS,
     clock.SET,
+    slurm.SLURM,
     MACHINE,
 )
 

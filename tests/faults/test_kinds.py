@@ -8,7 +8,7 @@ import pytest
 
 from faults.campaign import trials
 from faults.fault import Fault
-from faults.kinds import agent, clock, disk, io, network, reboot, root
+from faults.kinds import agent, clock, disk, io, network, reboot, root, slurm
 from faults.kinds.canary import CANARY
 from faults.kinds.client import CLIENT_KILLED
 from faults.kinds.commit import COMMIT
@@ -58,13 +58,14 @@ CASES: tuple[Case, ...] = (
     (network.RESET, 1, range(3), lambda met: met["after"] < 3),
     (network.BLACKHOLE, 1, [2], lambda met: met["after"] == 0),
     (SSHD, 1, [7], some("connection dropped")),
+    (slurm.SLURM, 1, range(3), bool),
     (UNTRUSTED, 1, range(3), lambda met: len(met) > 1),
 )
 
 
 @pytest.mark.parametrize(
     ("fault", "seed", "numbers", "expected"),
-    [pytest.param(*case, id=case[0].name) for case in CASES],
+    [pytest.param(*case, id=case[0].name, marks=[pytest.mark.slurm] * (case[0] is slurm.SLURM)) for case in CASES],
 )
 def test_everything_holds(
     fault: Fault[Any],
