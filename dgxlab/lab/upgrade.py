@@ -46,8 +46,8 @@ class Check:
     def rows(self, lab: Lab, names: Sequence[str], others: Collection[Experiment], watch: Watch) -> Iterator[Upgrade]:
         """Yield the row of stock, then of each series.
 
-        A row has the parity gates of the experiment, and the operations that `others`, specs that apply the series,
-        have gates for.
+        A row has the parity gates of the experiment, and the operations that `others` have gates for, of specs that
+        apply this series alone: another one may bring an operation of its own.
 
         Raises:
             DgxlabError: for an error that does not lie in what is built.
@@ -59,8 +59,8 @@ class Check:
                 mend = f"dgxlab patch refresh {name} --pin {self.pin} --beside"
                 yield Upgrade(name, applies=False, reason=problems[0], next=mend)
             else:
-                ops = {g.op for each in others if name in each.series for g in each.gates if isinstance(g, ParityGate)}
-                yield self._row(lab, name, ops if name else set(), watch)
+                alone = [gate for each in others if name and each.series == (name,) for gate in each.gates]
+                yield self._row(lab, name, {gate.op for gate in alone if isinstance(gate, ParityGate)}, watch)
 
     def _row(self, lab: Lab, name: str, ops: set[str], watch: Watch) -> Upgrade:
         old = replace(gated(self.experiment), series=tuple(filter(None, [name])))
@@ -70,7 +70,7 @@ class Check:
         old = replace(old, gates=(*gates, *more), name=short)
         new = replace(old, pin=self.pin, sources=tuple(self.sources), name=f"{short}-new")
         row = self._gated(lab, Upgrade(name, applies=True), new, watch)
-        if name and "GGML_CUDA" not in new.cmake:
+        if name and new.cmake.get("GGML_CUDA") != "ON":
             touched = series.read(Path(new.root), name, self.pin).paths
             row = replace(row, uncompiled=any(path.endswith(CUDA_FILES) for path in touched))
         if not (row.passed and self.screen and new.bench):

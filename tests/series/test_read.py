@@ -31,6 +31,24 @@ def test_read(gemm: Project) -> None:
     assert len(read.digest) == 64
 
 
+def test_some_patches(project: Project) -> None:
+    """By number, with a digest of their own; a later one is merged where an earlier is left out."""
+    texts = {name: project.patch({f"{name}.c": f"// {name}\n"}, name) for name in ("one", "two", "three")}
+    project.back()
+    project.series("three", {f"{name}.patch": text for name, text in texts.items()})
+    first_and_last = project.read("three:1,3")
+    assert [patch.name for patch in first_and_last.patches] == ["one.patch", "three.patch"]
+    assert first_and_last.ref == SeriesRef("three:1,3", first_and_last.digest)
+    assert project.read("three:1-3").digest == project.read("three").digest != first_and_last.digest
+    source = project.apply("three:1,3")
+    listed = project.cache.git.run("ls-tree", "--name-only", source.commit).split()
+    assert {"one.c", "three.c"} <= set(listed)
+    assert "two.c" not in listed
+    for wrong in ("three:4", "three:0", "three:3-2", "three:1,2-9"):
+        with pytest.raises(SpecError, match="has the patches 1 to 3"):
+            project.read(wrong)
+
+
 def test_digest_covers_what_reaches_the_tree(gemm: Project) -> None:
     """A byte of a patch, a byte of an overlay, the place of an overlay: each changes the digest; a comment does not."""
     path = gemm.root / "patches/shout/series"
