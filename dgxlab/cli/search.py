@@ -121,7 +121,9 @@ def ablate(
     with _lab(options, workspace, spec) as lab, display(out) as watch:
         for patch, compared in search.ablate(lab, spec, series, _patches(spec, series), by, watch):
             rows.append(_value(compared) | {"without": patch})
-            words = shown_verdicts(compared.verdicts) or [f"cannot be left out: {compared.reason}"]
+            words = shown_verdicts(compared.verdicts) or [
+                f"{'cannot be left out' if compared.broken else 'no verdict'}: {compared.reason}"
+            ]
             shown += [
                 {"without": patch if not number else "", "verdict": text, "session": compared.session[-6:]}
                 for number, text in enumerate(words)

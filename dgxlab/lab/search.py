@@ -11,7 +11,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dgxlab import judgement, model
-from dgxlab.errors import BuildFailed, DgxlabError, GateFailed, PatchError, RemoteError, SpecError, command
+from dgxlab.errors import (
+    BuildFailed,
+    ConditionsError,
+    DgxlabError,
+    GateFailed,
+    PatchError,
+    RemoteError,
+    SpecError,
+    command,
+)
 from dgxlab.lab import Lab, Watch, session
 from dgxlab.lab.session import Request
 from dgxlab.model import Experiment, ParityGate
@@ -21,7 +30,7 @@ from dgxlab.stats import Bisection, Verdict, past_half
 FAULTS = (PatchError, BuildFailed, GateFailed, RemoteError)
 """Errors that lie in what is built: other steps may be well."""
 
-_TRIES = 2  # sessions of a step whose verdict is invalid before it counts as untestable
+_TRIES = 2  # sessions of a step that other programs disturb before it counts as untestable
 
 
 @dataclass(frozen=True)
@@ -44,14 +53,15 @@ class Search:
         """Measure two builds in a session.
 
         Raises:
-            DgxlabError: if the session ends in an error that is not one of FAULTS.
+            DgxlabError: if the session does not begin, or ends in an error that is neither one of FAULTS nor about its
+                conditions; a patch that does not apply is one of FAULTS.
         """
         request = Request(self.kind, candidate, baseline, wait_s=self.wait_s, cells=self.cells)
         try:
             outcome = session.run(lab, request, watch)
-        except FAULTS as error:  # a patch does not apply
+        except FAULTS as error:
             return Compared(fault=error)
-        if outcome.error and not isinstance(outcome.error, FAULTS):
+        if outcome.error and not isinstance(outcome.error, (*FAULTS, ConditionsError)):
             raise outcome.error
         if outcome.error:
             return Compared(outcome.job_id, fault=outcome.error)
@@ -68,6 +78,11 @@ class Compared:
     session: str = ""  # "" if none began
     verdicts: tuple[tuple[str, Verdict], ...] = ()  # by the label of the cell
     fault: DgxlabError | None = None
+
+    @property
+    def broken(self) -> bool:
+        """Whether a build or its gates are at fault, and not the conditions."""
+        return isinstance(self.fault, FAULTS)
 
     @property
     def verdict(self) -> Verdict | None:
@@ -145,7 +160,7 @@ def bisect(
         on_answer(answers[-1])
         if there is not None:
             state.answer(at, there)
-        elif compared.fault or sum(answer.step == at for answer in answers) >= _TRIES:
+        elif compared.broken or sum(answer.step == at for answer in answers) >= _TRIES:
             state.untestable.add(at)
     suspects, probability = state.suspects
     return Found(ends, tuple(answers), suspects, probability)
