@@ -42,7 +42,7 @@ def parse(command: Any, args: list[str], parent: Any = None) -> list[str]:
 def test_every_command_is_there() -> None:
     assert [" ".join(path) for path in LEAVES] == [
         "init",
-        *("run", "ab", "noise", "gate", "plan", "bisect", "ablate", "report", "sessions"),
+        *("run", "ab", "watch", "noise", "gate", "plan", "bisect", "ablate", "report", "sessions"),
         *(
             "jobs",
             "attach",
