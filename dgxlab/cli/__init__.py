@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 from typer import Option
 
-from dgxlab.cli import host, jobs, new, patch, pin, record, report, run, search, session, traffic, verdict
+from dgxlab.cli import host, jobs, new, patch, pin, record, report, run, search, session, traffic, verdict, watch
 from dgxlab.cli._app import App, DbOption
 from dgxlab.cli._out import Format, FormatOption, Out, QuietOption, show_error
 from dgxlab.errors import AGAIN, DgxlabError, Interrupted, UsageError, command
@@ -41,7 +41,7 @@ app = App(
 )
 for _command in (
     new.init,
-    *(run.run, run.ab, run.watch, run.noise, run.gate, run.plan, search.bisect, search.ablate, report.report),
+    *(run.run, run.ab, watch.watch, run.noise, run.gate, run.plan, search.bisect, search.ablate, report.report),
     *(session.sessions, jobs.jobs, jobs.attach, jobs.cancel, jobs.logs),
     *(record.import_, record.export, record.serve_record, verdict.verdict, traffic.bytes_, host.doctor, schema),
 ):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,17 +16,16 @@ from dgxlab.cli import _complete
 from dgxlab.cli._app import FailOnOption, TrustSourceOption, WideOption, Workspace, connect, experiment
 from dgxlab.cli._out import Out, plural, show_error
 from dgxlab.errors import AGAIN, CheckFailed, ConditionsError, DgxlabError, SpecError, UsageError, command
-from dgxlab.units import duration, share
+from dgxlab.units import share
 
 if TYPE_CHECKING:
     from dgxlab.lab.session import Request
-    from dgxlab.lab.watching import Round
     from dgxlab.report import SessionReport
 
 _STOCK = "stock"  # the experiment that two checkouts are measured with, unless another is named
 Same = StrEnum("Same", ["matrix", "models", "session", "host"])  # differences between the arms that --allow can permit
 
-_SpecArgument = Annotated[
+SpecArgument = Annotated[
     str, Argument(help="The experiment's YAML file, or its name in experiments/.", autocompletion=_complete.experiments)
 ]
 _AllowOption = Annotated[
@@ -111,7 +108,7 @@ class MeasureOptions(_SpecOptions):
 
 
 def run(
-    spec: _SpecArgument,
+    spec: SpecArgument,
     again: bool = Option(False, "--again", help="Measure everything, up to date or not."),
     tree: _TreeOption = None,
     wide: WideOption = False,
@@ -128,7 +125,7 @@ def run(
 
 
 def gate(
-    spec: _SpecArgument, tree: _TreeOption = None, *, options: MeasureOptions, workspace: Workspace, out: Out
+    spec: SpecArgument, tree: _TreeOption = None, *, options: MeasureOptions, workspace: Workspace, out: Out
 ) -> None:
     """Build and run the gates alone.
 
@@ -179,46 +176,8 @@ def ab(  # noqa: PLR0913 - each is an option
     _measure(request, options, workspace, out, fail_on or (), wide=wide)
 
 
-def watch(
-    spec: _SpecArgument,
-    tree: Path = Option(..., "--tree", help="The llama.cpp checkout to watch, built instead of the spec's series."),
-    *,
-    options: MeasureOptions,
-    workspace: Workspace,
-    out: Out,
-) -> None:
-    """Build, gate and screen a checkout each time it is saved.
-
-    One line a round, against the spec's own build; Ctrl-C ends it, and the round that runs. A screen needs the noise
-    floor of the experiment: `dgxlab noise` measures it once.
-
-    Example: dgxlab watch stock --tree ../llama.cpp
-    """
-    from dgxlab.lab.watching import rounds
-
-    request = options.request("screen", spec, spec, tree=tree, wait_s=60 * options.wait)
-    workspace = options.at(workspace, request)
-    out.note(workspace.where)
-    count = 0
-    with workspace.lab(create=True) as lab:
-        for each in rounds(lab, request):
-            count = each.number
-            out.lines([vars(each)], partial(_line, each))
-    out.note(f"stopped after {plural(count, 'round')}")
-
-
-def _line(done: Round) -> str:
-    """Return one round of `watch` as a line."""
-    words = [f"{number} {how}" for how, number in Counter(f"gates {how}" for how in done.gates).items()]
-    for row in done.verdicts:
-        effect = "" if row["effect"] is None else f" {100 * row['effect']:+.2f} %"
-        words.append(f"{row['label']} {row['verdict']}{effect}")
-    text = done.error or ", ".join(words)
-    return f"{time.strftime('%H:%M:%S')} {done.name[-8:]} {text} ({duration(done.seconds)})"
-
-
 def noise(
-    spec: _SpecArgument,
+    spec: SpecArgument,
     fail_on: FailOnOption = None,
     wide: WideOption = False,
     *,
@@ -236,7 +195,7 @@ def noise(
 
 
 def plan(
-    spec: _SpecArgument,
+    spec: SpecArgument,
     candidate: str | None = Argument(
         None, help="What would be compared with it, as a file or a name.", autocompletion=_complete.experiments
     ),

@@ -1,0 +1,57 @@
+"""dgxlab watch: a checkout, screened each time it is saved."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from typer import Option
+
+from dgxlab.cli._app import Workspace
+from dgxlab.cli._out import Out, plural
+from dgxlab.cli.run import MeasureOptions, SpecArgument
+from dgxlab.units import duration
+
+if TYPE_CHECKING:
+    from dgxlab.lab.watching import Round
+
+
+def watch(
+    spec: SpecArgument,
+    tree: Path = Option(..., "--tree", help="The llama.cpp checkout to watch, built instead of the spec's series."),
+    *,
+    options: MeasureOptions,
+    workspace: Workspace,
+    out: Out,
+) -> None:
+    """Build, gate and screen a checkout each time it is saved.
+
+    One line a round, against the spec's own build; Ctrl-C ends it, and the round that runs. A screen needs the noise
+    floor of the experiment: `dgxlab noise` measures it once.
+
+    Example: dgxlab watch stock --tree ../llama.cpp
+    """
+    from dgxlab.lab.watching import rounds
+
+    request = options.request("screen", spec, spec, tree=tree, wait_s=60 * options.wait)
+    workspace = options.at(workspace, request)
+    out.note(workspace.where)
+    count = 0
+    with workspace.lab(create=True) as lab:
+        for each in rounds(lab, request):
+            count = each.number
+            out.lines([vars(each)], partial(_line, each))
+    out.note(f"stopped after {plural(count, 'round')}")
+
+
+def _line(done: Round) -> str:
+    """Return one round of `watch` as a line."""
+    words = [f"{number} {how}" for how, number in Counter(f"gates {how}" for how in done.gates).items()]
+    for row in done.verdicts:
+        effect = "" if row["effect"] is None else f" {100 * row['effect']:+.2f} %"
+        words.append(f"{row['label']} {row['verdict']}{effect}")
+    text = done.error or ", ".join(words)
+    return f"{time.strftime('%H:%M:%S')} {done.name[-8:]} {text} ({duration(done.seconds)})"
