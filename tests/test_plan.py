@@ -156,6 +156,8 @@ PAIRS = [
     ("spark-gdn", "spark-gdn-on"),
     ("h200-nvfp4-moe", "h200-nvfp4-moe-graphs"),
     ("h200-nvfp4-moe", "h200-nvfp4-moe-on"),
+    ("spark-gdn-bf16", "spark-gdn-bf16-on"),
+    ("h200-gdn", "h200-gdn-conv-on"),
 ]
 
 

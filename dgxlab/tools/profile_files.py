@@ -253,7 +253,7 @@ _RULES = tuple(
         (r"\b(?:rms|l2|group)?_?norm_f32", "norms"),
         (r"\brope_", "rope"),
         (
-            r"\bgated_(?:delta_net|linear_attn)|\bgdn_state|\bssm_(?:conv|scan)|\brwkv_|\bsolve_tri|\bcumsum|\btri_kernel",
+            r"\bgated_(?:delta_net|linear_attn)|\b(?:gdn|conv)_state|\bssm_(?:conv|scan)|\brwkv_|\bsolve_tri|\bcumsum|\btri_kernel",
             "state",
         ),
         (

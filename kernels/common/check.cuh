@@ -103,3 +103,16 @@ static verdict compare(const T * out, F reference, int64_t rows, int64_t cols, c
     conclude(v, tol, bad_value, bad_ref);
     return v;
 }
+
+// -- what a harness says --
+
+static inline bool said(bool passed, const std::string & what, const std::string & why = "") {
+    fprintf(stderr, "%s %s%s%s\n", passed ? "ok  " : "FAIL", what.c_str(), why.empty() ? "" : ": ", why.c_str());
+    return passed;
+}
+
+// Its exit status.
+static inline int concluded(bool passed) {
+    fprintf(stderr, "%s\n", passed ? "passed" : "FAILED");
+    return passed ? 0 : 1;
+}

@@ -15,6 +15,23 @@ static __device__ __forceinline__ uint32_t hash_at(uint64_t seed, uint64_t i) {
     return (uint32_t) (z >> 32);
 }
 
+static inline unsigned blocks_of(int64_t n) {
+    return (unsigned) ((n + 255) / 256);
+}
+
+static __global__ void fill_uniform_kernel(float * x, int64_t n, uint64_t seed, float low, float high) {
+    const int64_t i = (int64_t) blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) {
+        x[i] = low + (high - low) * (float) (hash_at(seed, i) >> 8) / (1 << 24);
+    }
+}
+
+// uniform in [low, high)
+static inline void fill_uniform(float * x, int64_t n, uint64_t seed, float low, float high) {
+    fill_uniform_kernel<<<blocks_of(n), 256>>>(x, n, seed, low, high);
+    CUDA_CHECK(cudaGetLastError());
+}
+
 // -- NVFP4 blocks: 4 scale bytes, then 32 bytes of 4-bit codes, for 64 weights --
 
 enum class nvfp4_fill {

@@ -6,11 +6,6 @@
 #include "../common/bench.cuh"
 #include "proof.cuh"
 
-static int concluded(bool passed) {
-    fprintf(stderr, "%s\n", passed ? "passed" : "FAILED");
-    return passed ? 0 : 1;
-}
-
 template <fp4_type type> static bool layers() {
     const bool deep = tile_is_right<type, 128>(2, 1, 28);
     const bool wide = tile_is_right<type, 112>(8, 3, 8);

@@ -7,11 +7,6 @@
 
 #include <vector>
 
-static bool said(bool passed, const std::string & what, const std::string & why = "") {
-    fprintf(stderr, "%s %s%s%s\n", passed ? "ok  " : "FAIL", what.c_str(), why.empty() ? "" : ": ", why.c_str());
-    return passed;
-}
-
 // The k-th of 512 numbers that begin at the word `codes`, under scales that begin at `scales`.
 static double fp4_value(fp4_type type, const uint32_t * codes, const uint32_t * scales, int k) {
     static const nvfp4_values VALUES;

@@ -5,33 +5,10 @@
 // ./harness one SEQS HEADS   one launch, for a profiler
 
 #include "../common/copy.cuh"
+#include "../common/graph.cuh"
 #include "proof.cuh"
 
-static int concluded(bool passed) {
-    fprintf(stderr, "%s\n", passed ? "passed" : "FAILED");
-    return passed ? 0 : 1;
-}
-
 // -- bench --
-
-using launch_set_t = std::function<void(int, cudaStream_t)>;
-
-// Each set's launches as a CUDA graph, as llama.cpp replays them.
-static launch_set_t graphed(int n_sets, const launch_set_t & launch) {
-    std::vector<cudaGraphExec_t> graphs(n_sets);
-    cudaStream_t                 stream;
-    CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    for (int set = 0; set < n_sets; ++set) {
-        cudaGraph_t graph;
-        CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-        launch(set, stream);
-        CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
-        CUDA_CHECK(cudaGraphInstantiate(&graphs[set], graph, 0));
-        CUDA_CHECK(cudaGraphDestroy(graph));
-    }
-    CUDA_CHECK(cudaStreamDestroy(stream));
-    return [graphs](int set, cudaStream_t s) { CUDA_CHECK(cudaGraphLaunch(graphs[set], s)); };
-}
 
 template <typename T> static std::vector<problem<T>> problems(const shape & s, int n_sets) {
     std::vector<problem<T>> sets;

@@ -11,24 +11,12 @@
 #include <string>
 #include <vector>
 
-// uniform in [low, high)
-static __global__ void fill_uniform_kernel(float * x, int64_t n, uint64_t seed, float low, float high) {
-    const int64_t i = (int64_t) blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) {
-        x[i] = low + (high - low) * (float) (hash_at(seed, i) >> 8) / (1 << 24);
-    }
-}
-
 // bf16 from f32
 static __global__ void narrow_kernel(const float * x, __nv_bfloat16 * y, int64_t n) {
     const int64_t i = (int64_t) blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) {
         y[i] = __float2bfloat16_rn(x[i]);
     }
-}
-
-static inline unsigned blocks_of(int64_t n) {
-    return (unsigned) ((n + 255) / 256);
 }
 
 struct shape {
@@ -85,9 +73,7 @@ template <typename T> struct problem {
     }
 
     static void uniform(const device_buffer & x, uint64_t seed, float low, float high) {
-        const int64_t n = x.size() / 4;
-        fill_uniform_kernel<<<blocks_of(n), 256>>>(x.as<float>(), n, seed, low, high);
-        CUDA_CHECK(cudaGetLastError());
+        fill_uniform(x.as<float>(), x.size() / 4, seed, low, high);
     }
 
     gdn_state_args<T> args() const {

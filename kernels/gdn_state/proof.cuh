@@ -6,11 +6,6 @@
 #include "chain.cuh"
 #include "problem.cuh"
 
-static bool said(bool passed, const std::string & what, const std::string & why = "") {
-    fprintf(stderr, "%s %s%s%s\n", passed ? "ok  " : "FAIL", what.c_str(), why.empty() ? "" : ": ", why.c_str());
-    return passed;
-}
-
 template <typename T> static const char * name_of() {
     return sizeof(T) == 4 ? "f32" : "bf16";
 }

@@ -3,12 +3,16 @@
 //   gdn-state-bytes MODEL    exit status 0 if everything is right; MODEL has a gated delta net
 //
 // Sequences are decoded, copied, left out, begun anew, reversed and cleared. After each step the logits and the saved state
-// of each sequence are hashed. LLAMA_GDN_STATE=1 must give the hashes of 0. It is read once a process, so that each run
-// is a process of its own, forked before the library is used. Faults are planted through saved states, and must be seen.
+// of each sequence are hashed. LLAMA_GDN_STATE=1 and LLAMA_GDN_CONV=1, alone and both, must give the hashes of 0. They are
+// read once a process, so that each run is a process of its own, forked before the library is used. Faults are planted
+// through saved states, those of the nets and of their convolutions and those of the convolutions alone, and must be seen.
+//
+// Then the graphs: which of their convolutions a backend may compute as one kernel. No backend has to.
 //
 // Then bf16 states: from the same state, a step must store what f32 states are when rounded. Exactly so without the
 // path; the path's kernel adds in another order, by which a rounding in a hundred may be another.
 
+#include "../ggml/src/ggml-cuda/conv-match.h"
 #include "llama.h"
 
 #include <sys/wait.h>
@@ -35,6 +39,67 @@ static uint64_t fnv(const void * data, size_t size, uint64_t hash = 0xcbf29ce484
     return hash;
 }
 
+// -- the nodes of a graph, as they are computed --
+
+// Compares what a match names, before and after, with the convolution in double.
+struct watcher {
+    std::vector<ggml_tensor *> nodes;
+    std::vector<conv_match>    matches;      // of an earlier token, whose graph is used again
+    uint64_t                   right = 0;    // of the matches, the convolution as it is defined
+    std::vector<float>         states, out;  // expected of the one that is computed
+
+    // asked before a node is computed whether to stop after it, and called there
+    bool watch(ggml_tensor * node, bool ask) {
+        bool stop = !ask;
+        if (ask) {
+            nodes.push_back(node);
+        }
+        for (const conv_match & m : matches) {
+            const bool begins = node == m.cells->src[0]->src[0], ends = node == m.out;
+            stop = stop || begins || ends;
+            if (begins && !ask) {
+                expect(m);
+            }
+            if (ends && !ask) {
+                right += read(m.cells) == states && agrees(read(m.out));
+            }
+        }
+        return stop;
+    }
+
+  private:
+    static std::vector<float> read(const ggml_tensor * tensor) {
+        std::vector<float> x(ggml_nbytes(tensor) / sizeof(float));
+        ggml_backend_tensor_get(tensor, x.data(), 0, x.size() * sizeof(float));
+        return x;
+    }
+
+    // after the windows were joined, before their last inputs are copied
+    void expect(const conv_match & m) {
+        const std::vector<float> kept = read(m.states), x = read(m.x), weights = read(m.weights);
+        const size_t             channels = m.states->ne[1], stride = m.x->nb[2] / sizeof(float);
+        states.clear();
+        out.clear();
+        for (size_t i = 0; i < kept.size() / 3; ++i) {
+            const float window[] = {kept[3 * i], kept[3 * i + 1], kept[3 * i + 2], x[i / channels * stride + i % channels]};
+            double      sum      = 0.0;
+            for (int j = 0; j < 4; ++j) {
+                sum += (double) window[j] * weights[i % channels * 4 + j];
+            }
+            states.insert(states.end(), window + 1, window + 4);
+            out.push_back((float) (sum / (1.0 + std::exp(-sum))));
+        }
+    }
+
+    bool agrees(const std::vector<float> & got) const {
+        bool all = got.size() == out.size();
+        for (size_t i = 0; i < out.size() && all; ++i) {
+            all = std::fabs(got[i] - out[i]) <= 1e-5f * (1.0f + std::fabs(out[i]));
+        }
+        return all;
+    }
+};
+
 // -- a context with sequences --
 
 struct decoder {
@@ -42,7 +107,7 @@ struct decoder {
     llama_context *        ctx   = nullptr;
     std::vector<llama_pos> next  = std::vector<llama_pos>(SEQS, 0);
 
-    decoder(const char * path, ggml_type type_s) {
+    decoder(const char * path, ggml_type type_s, watcher * by = nullptr) {
         ggml_backend_load_all();
         llama_model_params with = llama_model_default_params();
         with.n_gpu_layers       = 99;
@@ -54,11 +119,15 @@ struct decoder {
             params.n_threads            = 2;
             params.n_threads_batch      = 2;
             params.type_s               = type_s;
+            params.cb_eval              = by ? watch : nullptr;
+            params.cb_eval_user_data    = by;
             ctx                         = llama_init_from_model(model, params);
         }
     }
 
     decoder(const decoder &) = delete;
+
+    static bool watch(ggml_tensor * node, bool ask, void * by) { return ((watcher *) by)->watch(node, ask); }
 
     ~decoder() {
         llama_free(ctx);
@@ -109,9 +178,69 @@ struct decoder {
     }
 };
 
+// -- saved bytes --
+
+// A header; then a type, a row's size and the row for each layer, of the convolutions first and then of the nets.
+static std::vector<bytes_t> rows_of(const bytes_t & saved, size_t at) {
+    std::vector<bytes_t> rows;
+    while (at + 12 <= saved.size()) {
+        uint64_t size;
+        memcpy(&size, saved.data() + at + 4, sizeof(size));
+        at += 12;
+        if (size > saved.size() - at) {
+            return {};
+        }
+        rows.emplace_back(saved.begin() + at, saved.begin() + at + size);
+        at += size;
+    }
+    return rows;
+}
+
+static size_t first_row(const bytes_t & saved) {
+    for (size_t at = 0; at < 64; at += 4) {
+        size_t end = at;
+        for (const bytes_t & row : rows_of(saved, at)) {
+            end += 12 + row.size();
+        }
+        if (end == saved.size() && end > at) {
+            return at;
+        }
+    }
+    return saved.size();
+}
+
+// The bytes of `saved` with the convolutions' states of `other`; turned: each window's oldest input last.
+static bytes_t with_convolutions(bytes_t saved, const bytes_t & other, bool turned = false) {
+    size_t                     at   = first_row(other);
+    const std::vector<bytes_t> rows = rows_of(other, at);
+    for (size_t layer = 0; layer < rows.size() / 2; ++layer) {
+        at += 12;
+        for (size_t i = 0; i + 4 <= rows[layer].size(); i += 4) {
+            const size_t from = turned ? i / 12 * 12 + 8 - i % 12 : i;
+            memcpy(saved.data() + at + i, rows[layer].data() + from, 4);
+        }
+        at += rows[layer].size();
+    }
+    return saved;
+}
+
+// The bytes of `saved` with nets' states of 0.
+static bytes_t without_nets(bytes_t saved) {
+    size_t                     at   = first_row(saved);
+    const std::vector<bytes_t> rows = rows_of(saved, at);
+    for (size_t layer = 0; layer < rows.size(); ++layer) {
+        at += 12;
+        if (layer >= rows.size() / 2) {
+            memset(saved.data() + at, 0, rows[layer].size());
+        }
+        at += rows[layer].size();
+    }
+    return saved;
+}
+
 // -- in place or not --
 
-enum class fault { NONE, WRITE_SKIPPED, NEIGHBOUR, STALE, PERMUTED };
+enum class fault { NONE, WRITE_SKIPPED, NEIGHBOUR, STALE, PERMUTED, TURNED };
 
 static std::vector<int> all_but(int without = -1, bool reversed = false) {
     std::vector<int> seqs;
@@ -123,7 +252,8 @@ static std::vector<int> all_but(int without = -1, bool reversed = false) {
     return seqs;
 }
 
-static hashes_t scenario(const char * path, fault planted) {
+// convs: the fault is in the convolutions' states alone
+static hashes_t scenario(const char * path, fault planted, bool convs = false) {
     decoder  d(path, GGML_TYPE_F32);
     hashes_t hashes;
     bool     whole = d.ctx != nullptr;
@@ -139,6 +269,10 @@ static hashes_t scenario(const char * path, fault planted) {
         hashes.push_back(states);
     };
 
+    const auto put = [&](int seq, const bytes_t & other) {
+        d.restore(seq, convs ? with_convolutions(d.state(seq), other) : other);
+    };
+
     step(all_but(), 5);
     step(all_but());
     if (!whole) {
@@ -147,10 +281,13 @@ static hashes_t scenario(const char * path, fault planted) {
     const bytes_t before = d.state(1), neighbour = d.state(2);
     step(all_but());
     if (planted == fault::WRITE_SKIPPED) {
-        d.restore(1, before);
+        put(1, before);
     }
     if (planted == fault::NEIGHBOUR) {
-        d.restore(1, neighbour);
+        put(1, neighbour);
+    }
+    if (planted == fault::TURNED) {
+        d.restore(1, with_convolutions(d.state(1), d.state(1), true));
     }
     step(all_but());
 
@@ -159,8 +296,8 @@ static hashes_t scenario(const char * path, fault planted) {
     d.next[SEQS - 1] = d.next[0];
     if (planted == fault::PERMUTED) {
         const bytes_t first = d.state(0), second = d.state(1);
-        d.restore(0, second);
-        d.restore(1, first);
+        put(0, second);
+        put(1, first);
     }
     step(all_but());
     step(all_but());
@@ -183,7 +320,7 @@ static hashes_t scenario(const char * path, fault planted) {
     d.next.assign(SEQS, 0);
     if (planted == fault::STALE) {
         memset(old.data() + sizeof(uint32_t), 0xFF, sizeof(llama_pos));  // at position -1, before the first token
-        d.restore(0, old);
+        d.restore(0, convs ? without_nets(old) : old);
     }
     step(all_but(), 3);
     step(all_but());
@@ -192,7 +329,7 @@ static hashes_t scenario(const char * path, fault planted) {
 }
 
 // Hashes of a run in a process of its own; {} where it failed.
-static hashes_t forked(const char * on, const std::function<hashes_t()> & run) {
+static hashes_t forked(const char * state, const char * conv, const std::function<hashes_t()> & run) {
     int ends[2];
     if (pipe(ends) != 0) {
         return {};
@@ -200,7 +337,8 @@ static hashes_t forked(const char * on, const std::function<hashes_t()> & run) {
     const pid_t pid = fork();
     if (pid == 0) {
         close(ends[0]);
-        setenv("LLAMA_GDN_STATE", on, 1);
+        setenv("LLAMA_GDN_STATE", state, 1);
+        setenv("LLAMA_GDN_CONV", conv, 1);
         const hashes_t hashes = run();
         const ssize_t  size   = (ssize_t) (hashes.size() * sizeof(uint64_t));
         _exit(write(ends[1], hashes.data(), size) == size ? 0 : 1);
@@ -214,6 +352,121 @@ static hashes_t forked(const char * on, const std::function<hashes_t()> & run) {
     close(ends[0]);
     int status = 1;
     return pid > 0 && waitpid(pid, &status, 0) == pid && status == 0 ? hashes : hashes_t();
+}
+
+// -- convolutions as one kernel --
+
+struct graph {
+    ggml_context * ctx;
+    ggml_cgraph *  nodes;
+
+    explicit graph(const std::vector<ggml_tensor *> & of)
+        : ctx(ggml_init({ggml_graph_overhead_custom(8192, false), nullptr, true})),
+          nodes(ggml_new_graph_custom(ctx, 8192, false)) {
+        for (ggml_tensor * node : of) {
+            ggml_build_forward_expand(nodes, node);
+        }
+    }
+
+    graph(const graph &) = delete;
+
+    ~graph() { ggml_free(ctx); }
+
+    std::vector<conv_match> matches() const {
+        std::vector<conv_match> all;
+        conv_match              m;
+        for (int i = 0; i < nodes->n_nodes; ++i) {
+            if (conv_match_find(nodes, i, m)) {
+                all.push_back(m);
+            }
+        }
+        return all;
+    }
+};
+
+// How many of the spoilt graphs still match: another reader, memory that overlaps, another order of reading and writing.
+static uint64_t spoilt_matches(const std::vector<ggml_tensor *> & of) {
+    const graph      whole(of);
+    const conv_match m       = whole.matches()[0];
+    const size_t     n       = whole.matches().size();
+    uint64_t         missed  = 0;
+    const auto       without = [&](void *& data, const void * moved) {
+        void * const kept = data;
+        data              = const_cast<void *>(moved);
+        missed += whole.matches().size() != n - 1;
+        data = kept;
+    };
+    void *& cells = const_cast<ggml_tensor *>(m.cells)->data;
+    void *& out   = const_cast<ggml_tensor *>(m.out)->data;
+    without(cells, (const char *) m.states->data + sizeof(float));
+    without(cells, m.x->data);
+    without(out, (const char *) m.x->data + sizeof(float));
+    without(out, m.states->data);
+
+    std::vector<ggml_tensor *> late = of;  // the copy after the convolution and its SiLU
+    const auto                 copy = std::find(late.begin(), late.end(), m.cells);
+    late.erase(copy);
+    late.insert(std::find(late.begin(), late.end(), m.out) + 1, const_cast<ggml_tensor *>(m.cells));
+    missed += graph(late).matches().size() != n - 1;
+
+    ggml_context * more = ggml_init({ggml_tensor_overhead(), nullptr, true});
+    std::vector<ggml_tensor *> read = of;
+    read.push_back(ggml_cont(more, m.cells->src[0]->src[0]));
+    missed += graph(read).matches().size() != n - 1;
+    ggml_free(more);
+    return missed;
+}
+
+// {layers with a convolution; of them one kernel: in a prompt, in a token; those whose match names what they compute; one
+// kernel: two tokens after a sequence was copied; spoilt graphs that match}
+static hashes_t one_kernel(const char * path) {
+    watcher    by;
+    decoder    d(path, GGML_TYPE_F32, &by);
+    const auto matches = [&](int n_tokens) {
+        by.nodes.clear();
+        return d.decode(all_but(), n_tokens).empty() ? std::vector<conv_match>() : graph(by.nodes).matches();
+    };
+    if (!d.ctx) {
+        return {};
+    }
+    const uint64_t prompt = matches(5).size();
+    const bytes_t  saved  = d.state(0);
+    by.matches            = matches(1);
+    const uint64_t token  = by.matches.size();
+    matches(1);
+    by.matches.clear();
+    const uint64_t spoilt = token > 0 ? spoilt_matches(by.nodes) : UINT64_MAX;
+
+    d.forget(SEQS - 1);
+    llama_memory_seq_cp(d.memory(), 0, SEQS - 1, -1, -1);
+    d.next[SEQS - 1] = d.next[0];
+    matches(1);
+    return {rows_of(saved, first_row(saved)).size() / 2, prompt, token, by.right, matches(1).size(), spoilt};
+}
+
+// -- what is refused --
+
+// {a batch without sequences was taken; one of a sequence beyond the slots; either changed what follows}
+static hashes_t beyond(const char * path) {
+    decoder  d(path, GGML_TYPE_F32), other(path, GGML_TYPE_F32);
+    hashes_t told(3, 0);
+    if (!d.ctx || !other.ctx || d.decode(all_but(), 2).empty() || other.decode(all_but(), 2).empty()) {
+        return {};
+    }
+    told[0] = !d.decode({}, 1).empty();
+
+    llama_batch batch  = llama_batch_init(1, 0, 1);
+    batch.n_tokens     = 1;
+    batch.token[0]     = 1;
+    batch.pos[0]       = 0;
+    batch.n_seq_id[0]  = 1;
+    batch.seq_id[0][0] = SEQS;
+    batch.logits[0]    = true;
+    told[1]            = llama_decode(d.ctx, batch) == 0;
+    llama_batch_free(batch);
+
+    told[2] = d.decode(all_but(), 1) != other.decode(all_but(), 1) || d.state(0) != other.state(0);
+    return told;
 }
 
 // -- bf16 states --
@@ -239,29 +492,14 @@ static float float_of(uint16_t bf16) {
     return x;
 }
 
-// Where delta nets' states begin in saved bytes. They are last: a type, a row's size and the row for each layer. After a
-// prompt that gave both contexts the same logits, the first of these types is what the bytes differ in first.
+// Where delta nets' states begin in saved bytes. After a prompt that gave both contexts the same logits, the first of
+// their types is what the bytes differ in first.
 static size_t first_state(const bytes_t & with_f32, const bytes_t & with_bf16) {
     size_t at = 0;
     while (at < with_bf16.size() && with_f32[at] == with_bf16[at]) {
         ++at;
     }
     return at;
-}
-
-static std::vector<bytes_t> rows_of(const bytes_t & saved, size_t at) {
-    std::vector<bytes_t> rows;
-    while (at + 12 <= saved.size()) {
-        uint64_t size;
-        memcpy(&size, saved.data() + at + 4, sizeof(size));
-        at += 12;
-        if (size > saved.size() - at) {
-            return {};
-        }
-        rows.emplace_back(saved.begin() + at, saved.begin() + at + size);
-        at += size;
-    }
-    return rows;
 }
 
 // How many of the bf16 states in `narrow` are not those in `wide` made narrow; all of a row where one is far off.
@@ -339,30 +577,63 @@ static void judge(bool right, const std::string & what, const std::string & why 
 }
 
 static void in_place(const char * path) {
-    const hashes_t stock = forked("0", [&] { return scenario(path, fault::NONE); });
-    const hashes_t ours  = forked("1", [&] { return scenario(path, fault::NONE); });
-    size_t         first = 0;
-    while (first < stock.size() && first < ours.size() && stock[first] == ours[first]) {
-        ++first;
-    }
-    const char * what = first % 2 ? "states" : "logits";
+    const hashes_t stock = forked("0", "0", [&] { return scenario(path, fault::NONE); });
     judge(!stock.empty(), "the model is decoded");
-    judge(!stock.empty() && stock == ours, "logits and saved states in place have every byte of the pin's",
-          std::string(what) + " of step " + std::to_string(first / 2) + " differ");
-    const auto seen = [&](const char * name, fault planted) {
-        const hashes_t wrong = forked("1", [&] { return scenario(path, planted); });
-        judge(wrong.size() == stock.size() && wrong != stock, std::string(name) + " is seen");
+    const auto equal = [&](const char * state, const char * conv) {
+        const hashes_t ours  = forked(state, conv, [&] { return scenario(path, fault::NONE); });
+        size_t         first = 0;
+        while (first < stock.size() && first < ours.size() && stock[first] == ours[first]) {
+            ++first;
+        }
+        const std::string with = std::string("with LLAMA_GDN_STATE=") + state + " and LLAMA_GDN_CONV=" + conv;
+        const char *      what = first % 2 ? "states" : "logits";
+        judge(!stock.empty() && stock == ours, with + " logits and saved states have every byte of the pin's",
+              std::string(what) + " of step " + std::to_string(first / 2) + " differ");
     };
-    seen("a write-back that is skipped", fault::WRITE_SKIPPED);
-    seen("a neighbour's slot", fault::NEIGHBOUR);
-    seen("a stale state after a clear", fault::STALE);
-    seen("slots that are permuted after a copy of a sequence", fault::PERMUTED);
+    equal("1", "0");
+    equal("0", "1");
+    equal("1", "1");
+    const auto seen = [&](const char * name, fault planted, bool convs) {
+        const hashes_t wrong = forked("1", "1", [&] { return scenario(path, planted, convs); });
+        judge(wrong.size() == stock.size() && wrong != stock,
+              std::string(name) + (convs ? ", of the convolutions alone," : "") + " is seen");
+    };
+    for (const bool convs : {false, true}) {
+        seen("a write-back that is skipped", fault::WRITE_SKIPPED, convs);
+        seen("a neighbour's slot", fault::NEIGHBOUR, convs);
+        seen("a stale state after a clear", fault::STALE, convs);
+        seen("slots that are permuted after a copy of a sequence", fault::PERMUTED, convs);
+    }
+    seen("a window in another order", fault::TURNED, true);
+}
+
+static void fused(const char * path) {
+    const hashes_t told = forked("1", "1", [&] { return one_kernel(path); });
+    judge(told.size() == 6 && told[0] > 0, "the model's graphs have convolutions");
+    if (told.size() != 6) {
+        return;
+    }
+    const auto is = [&](size_t at, uint64_t expected, const char * what) {
+        judge(told[at] == expected, what, std::to_string(told[at]) + " are, and not " + std::to_string(expected));
+    };
+    is(1, 0, "no convolution of a prompt is one kernel");
+    is(2, told[0], "each of a token is");
+    is(3, told[0], "each reads and writes what the nodes do");
+    is(4, told[0], "each is two tokens after a sequence was copied");
+    is(5, 0, "no spoilt graph is");
+}
+
+static void refused(const char * path) {
+    const hashes_t told = forked("1", "1", [&] { return beyond(path); });
+    judge(told.size() == 3 && told[0] == 0, "a batch of no sequences is refused");
+    judge(told.size() == 3 && told[1] == 0, "a sequence beyond the slots is refused");
+    judge(told.size() == 3 && told[2] == 0, "what was refused changed nothing");
 }
 
 // one_in: of so many states one may have been rounded another way, 0: none
 static void narrow(const char * path, const char * on, uint64_t one_in) {
-    const hashes_t    told  = forked(on, [&] { return storage(path); });
-    const std::string where = std::string("with LLAMA_GDN_STATE=") + on + " ";
+    const hashes_t    told  = forked(on, on, [&] { return storage(path); });
+    const std::string where = std::string("with both variables ") + on + " ";
     judge(told.size() == 7 && told[3] > 0, where + "bf16 states are decoded");
     if (told.size() != 7) {
         return;
@@ -389,6 +660,8 @@ int main(int argc, char ** argv) {
     };
     llama_log_set(errors, nullptr);
     in_place(argv[1]);
+    fused(argv[1]);
+    refused(argv[1]);
     narrow(argv[1], "0", 0);
     narrow(argv[1], "1", 100);
     fprintf(stderr, "%s\n", passed ? "passed" : "FAILED");

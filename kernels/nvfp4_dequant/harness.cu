@@ -77,11 +77,6 @@ struct problem {
 
 // -- test --
 
-static bool said(bool passed, const std::string & what, const std::string & why = "") {
-    fprintf(stderr, "%s %s%s%s\n", passed ? "ok  " : "FAIL", what.c_str(), why.empty() ? "" : ": ", why.c_str());
-    return passed;
-}
-
 // Judge rows x cols weights from the first-th on. T is uint16_t for bf16.
 template <typename T> static verdict judge(const problem & p, int64_t first, int64_t rows, int64_t cols) {
     const int64_t        n = rows * cols;

@@ -65,11 +65,6 @@ static bool everything() {
     return right(p, planned_for(p), ", all on one expert", 64) && passed;
 }
 
-static int concluded(bool passed) {
-    fprintf(stderr, "%s\n", passed ? "passed" : "FAILED");
-    return passed ? 0 : 1;
-}
-
 // -- bench --
 
 static double print_row(const moe_shape & s, const char * cache, const contender & c, const timing & t) {

@@ -100,11 +100,6 @@ static int64_t scratch_of(const rung & r, const problem & p) {
     return (int64_t) r.kernel.scratch_bytes(p.args(none));
 }
 
-static bool said(bool passed, const std::string & what, const std::string & why = "") {
-    fprintf(stderr, "%s %s%s%s\n", passed ? "ok  " : "FAIL", what.c_str(), why.empty() ? "" : ": ", why.c_str());
-    return passed;
-}
-
 // -- when an output is right --
 
 // One row of y in double, and its magnitudes: the sums of the absolute values of what is added up.

@@ -50,11 +50,6 @@ struct problem {
     }
 };
 
-static bool said(bool passed, const std::string & what, const std::string & why = "") {
-    fprintf(stderr, "%s %s%s%s\n", passed ? "ok  " : "FAIL", what.c_str(), why.empty() ? "" : ": ", why.c_str());
-    return passed;
-}
-
 // -- when an output is right --
 
 // In steps of f16. Only a Q4_K whose two scales are far apart may be off, by one step, and hardly ever is.

@@ -83,11 +83,6 @@ static bool everything() {
     return passed;
 }
 
-static int concluded(bool passed) {
-    fprintf(stderr, "%s\n", passed ? "passed" : "FAILED");
-    return passed ? 0 : 1;
-}
-
 // -- bench --
 
 static void print_row(

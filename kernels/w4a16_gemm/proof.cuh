@@ -109,11 +109,6 @@ struct problem {
     }
 };
 
-static bool said(bool passed, const std::string & what, const std::string & why = "") {
-    fprintf(stderr, "%s %s%s%s\n", passed ? "ok  " : "FAIL", what.c_str(), why.empty() ? "" : ": ", why.c_str());
-    return passed;
-}
-
 // -- when an output is right --
 
 static product reference_of(const problem & p, int64_t first, int64_t rows) {

@@ -4,11 +4,14 @@
 // host nvfp4       NVFP4 blocks on stdin, their weights on stdout as doubles
 // host q4_0        the same of Q4_0 blocks
 // host q4_K        the same of Q4_K blocks
+// host conv        weights of 3 channels on stdin, as floats, and 7 tokens' inputs to them; on stdout the results and the
+//                  state after the last, as doubles
 // host gdn         q, k, v, g and beta of a gated delta net's head on stdin, as floats, and its state, as doubles; on
 //                  stdout the result and the new state, as doubles
 
 #include "common/check_selftest.cuh"
 #include "common/reference.cuh"
+#include "conv_state/reference.cuh"
 #include "gdn_state/reference.cuh"
 #include "nvfp4_dequant/reference.cuh"
 
@@ -46,10 +49,30 @@ static int step_gdn() {
     return std::cout.flush() ? 0 : 1;
 }
 
+static int convolve() {
+    const std::string   in{std::istreambuf_iterator<char>(std::cin), {}};
+    float               x[3 * 4 + 7 * 3];
+    std::vector<double> state(3 * 3), out;
+    if (in.size() != sizeof(x)) {
+        return 1;
+    }
+    memcpy(x, in.data(), sizeof(x));
+    for (int token = 0; token < 7; ++token) {
+        const std::vector<double> result = conv_reference(state, x + 12 + 3 * token, x, 3);
+        out.insert(out.end(), result.begin(), result.end());
+    }
+    out.insert(out.end(), state.begin(), state.end());
+    std::cout.write(reinterpret_cast<const char *>(out.data()), out.size() * sizeof(double));
+    return std::cout.flush() ? 0 : 1;
+}
+
 int main(int argc, char ** argv) {
     const std::string verb = argc == 2 ? argv[1] : "";
     if (verb == "selftest") {
         return checker_is_sound() ? 0 : 1;
+    }
+    if (verb == "conv") {
+        return convolve();
     }
     if (verb == "gdn") {
         return step_gdn();

@@ -13,6 +13,7 @@ needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is no
 needs_gpu = pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no NVIDIA GPU")
 
 INCLUDES = {
+    "conv_state/conv_state": ["<cuda_runtime.h>", "<cstdint>"],
     "fp4_accumulate/fp4_accumulate": ["<cuda_runtime.h>", "<cstdint>"],
     "gdn_state/gdn_state": ["<cuda_bf16.h>", "<cuda_runtime.h>", "<cstdint>"],
     "nvfp4_dequant/nvfp4_dequant": ["<cuda_bf16.h>", "<cuda_runtime.h>", "<cstdint>"],
@@ -31,6 +32,7 @@ INCLUDES = {
 }
 
 COMPILED = {
+    "conv_state": {"_Z15conv_state_step": 3 * 3},
     "fp4_accumulate": {"_Z11fp4_product": 2 * 11 * 2},
     "gdn_state": {"_Z14gdn_state_step": 2 * 3},
     "nvfp4_dequant": {"nvfp4_dequant_bf16": 2 * 3},

@@ -161,6 +161,7 @@ def test_a_phase_alone_asks_for_its_own_cells() -> None:
         ("void nvfp4_grouped_route<192>(nvfp4_grouped_problem, int const*, long, int, int)", "routing"),
         ("void gated_delta_net_cuda<128, false, false>(float const*)", "state"),
         ("void ssm_conv_f32<true, 128, 4>(float const*)", "state"),
+        ("void conv_state_step<4, 2>(conv_state_args)", "state"),
         ("void k_get_rows_float<float, float>(float const*)", "copies"),
         ("[memcpy device to host]", "copies"),
         ("void topk_moe_cuda<128, true>(float const*)", "routing"),
