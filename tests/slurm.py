@@ -17,8 +17,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.sshd import descendants
-
 NODES = ("node1", "node2")
 GPUS = 4
 """Of each node; they are links to a device, which no program opens."""
@@ -143,14 +141,21 @@ def slurm(folder: Path) -> Iterator[Slurm]:
     finally:
         with suppress(subprocess.SubprocessError):
             running.tell("scancel", "--user=root", "--signal=KILL", "--full")
-        left = [pid for child in running.children.values() for pid in (child.pid, *descendants(child.pid))]
-        left += [int(pid) for file in folder.glob("*/job*/slurm_script.pid") for pid in [file.read_text()]]
-        for pid in left:
+        for pid in (*_of(folder), *(child.pid for child in running.children.values())):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for child in running.children.values():
             child.wait()
         log.close()
+
+
+def _of(folder: Path) -> Iterator[int]:
+    """Yield the pids of a cluster's daemons, of its jobs and of what watches over them, which is no daemon's child."""
+    ours = f"SLURM_CONF={folder / 'slurm.conf'}".encode()
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if int(environ.parent.name) != os.getpid() and ours in environ.read_bytes().split(b"\0"):
+                yield int(environ.parent.name)
 
 
 def found(name: str) -> str:
