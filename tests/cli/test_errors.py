@@ -159,9 +159,11 @@ def test_damaged_database_is_said(measured: Project) -> None:
 
 
 def test_series_is_named_where_experiments_disagree(project: Project) -> None:
-    """Two pins among the specs: patch commands ask which; a broken spec is left out, and said."""
+    """Two pins among the specs: each is checked, and what writes asks which; a broken spec is left out, and said."""
     project.spec("later", f'extends: toy.yaml\nllama_cpp: {{pin: "{project.machine.later}"}}\n')
-    refused(project.run("patch", "check"), 9, "name 2 pins")
+    refused(project.run("patch", "refresh", "x"), 9, "name 2 pins")
+    pins = sorted((project.machine.pin, project.machine.later))
+    assert project.ok("patch", "check").out == "".join(f"pin {pin[:12]}\nno series\n" for pin in pins)
     ran = project.run("patch", "check", "--pin", project.machine.later)
     assert (ran.rc, ran.out) == (0, f"pin {project.machine.later[:12]}\nno series\n")
     project.spec("later", "extends: toy.yaml\nbnech: []\n")
