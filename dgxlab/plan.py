@@ -83,12 +83,7 @@ def make_ab(
         SpecError: if two different arms have the same name or no common cell; if session.cycles is too small for the
             number of verdicts, or `max_s` would have no effect.
     """
-    arms = [make_arm(baseline, sources[0])]
-    if (candidate.digest, sources[1]) != (baseline.digest, sources[0]):
-        if candidate.name == baseline.name:
-            message = f"two arms that differ are both called {baseline.name}: give one of them another name"
-            raise SpecError(message, next=edit(candidate.path))
-        arms.append(make_arm(candidate, sources[1]))
+    arms = _arms(baseline, candidate, sources)
     sides = list(zip((baseline, candidate), arms, strict=False))
     chains = _of_family(baseline, tuple(_chains(baseline, candidate, arms, kind, cells)), max_s)
     gates = [(experiment, arm.name, gate) for experiment, arm in sides for gate in launched_gates(experiment)]
@@ -111,6 +106,16 @@ def make_ab(
         baseline=baseline.digest,
         specs=tuple({side.digest: side.spec for side in (baseline, candidate)}.values()),
     )
+
+
+def _arms(baseline: Experiment, candidate: Experiment, sources: tuple[model.Source, model.Source]) -> list[Arm]:
+    arms = [make_arm(baseline, sources[0])]
+    if (candidate.digest, sources[1]) != (baseline.digest, sources[0]):
+        if candidate.name == baseline.name:
+            message = f"two arms that differ are both called {baseline.name}: give one of them another name"
+            raise SpecError(message, next=edit(candidate.path))
+        arms.append(make_arm(candidate, sources[1]))
+    return arms
 
 
 def session_name(baseline: Experiment, candidate: Experiment) -> str:

@@ -17,7 +17,7 @@ from dgxlab.errors import ConditionsError, UsageError, command
 
 if TYPE_CHECKING:
     from dgxlab.lab import Lab
-    from dgxlab.lab.search import Compared, Step
+    from dgxlab.lab.search import Compared, Found, Step
     from dgxlab.model import Experiment
     from dgxlab.stats import Verdict
 
@@ -66,32 +66,7 @@ def bisect(  # noqa: PLR0913 - each is an option
 
     with _lab(options, workspace, spec) as lab, display(out) as watch:
         found = search.bisect(lab, steps, by, watch, confidence=confidence, on_answer=tell)
-    ends = "; ".join(shown_verdicts(found.ends.verdicts)) or found.ends.reason
-    if not found.suspects:
-        message = f"{cell} does not differ between {steps[0].name} and {steps[-1].name}: {ends}"
-        raise ConditionsError(message, next=f"dgxlab report {found.ends.session}")
-    names = [steps[at].name for at in found.suspects]
-    tests: list[tuple[str, Compared, float | None]] = [("all of it", found.ends, 1.0)]
-    tests += [(steps[answer.step].name, answer.compared, answer.probability) for answer in found.answers]
-    sure = f"{100 * found.probability:.1f} % sure"
-    value = {
-        "suspects": names,
-        "probability": found.probability,
-        "tests": [_value(compared) | {"step": step, "there": there} for step, compared, there in tests],
-    }
-    rows = [
-        {
-            "step": step,
-            "there": "-" if there is None else f"{100 * there:.1f} %",
-            "verdict": "; ".join(shown_verdicts(compared.verdicts)) or compared.reason,
-            "session": compared.session[-6:] or "-",
-        }
-        for step, compared, there in tests
-    ]
-    out.result(value, "\n".join([f"{sure}: {' or '.join(names)} ({ends})", "", table(rows)]))
-    if found.probability < confidence:
-        message = f"only {sure} after {plural(len(found.answers), 'test')}"
-        raise ConditionsError(message, next="repeat it with fewer steps, or with a larger session.cycles")
+    _show_found(found, steps, cell, confidence, out)
 
 
 def ablate(
@@ -129,6 +104,36 @@ def ablate(
                 for number, text in enumerate(words)
             ]
     out.result(rows, lambda: table(shown))
+
+
+def _show_found(found: Found, steps: Sequence[Step], cell: str, confidence: float, out: Out) -> None:
+    """Print what a bisection found; ConditionsError if its ends do not differ, or it is less sure than `confidence`."""
+    ends = "; ".join(shown_verdicts(found.ends.verdicts)) or found.ends.reason
+    if not found.suspects:
+        message = f"{cell} does not differ between {steps[0].name} and {steps[-1].name}: {ends}"
+        raise ConditionsError(message, next=f"dgxlab report {found.ends.session}")
+    names = [steps[at].name for at in found.suspects]
+    tests: list[tuple[str, Compared, float | None]] = [("all of it", found.ends, 1.0)]
+    tests += [(steps[answer.step].name, answer.compared, answer.probability) for answer in found.answers]
+    sure = f"{100 * found.probability:.1f} % sure"
+    value = {
+        "suspects": names,
+        "probability": found.probability,
+        "tests": [_value(compared) | {"step": step, "there": there} for step, compared, there in tests],
+    }
+    rows = [
+        {
+            "step": step,
+            "there": "-" if there is None else f"{100 * there:.1f} %",
+            "verdict": "; ".join(shown_verdicts(compared.verdicts)) or compared.reason,
+            "session": compared.session[-6:] or "-",
+        }
+        for step, compared, there in tests
+    ]
+    out.result(value, "\n".join([f"{sure}: {' or '.join(names)} ({ends})", "", table(rows)]))
+    if found.probability < confidence:
+        message = f"only {sure} after {plural(len(found.answers), 'test')}"
+        raise ConditionsError(message, next="repeat it with fewer steps, or with a larger session.cycles")
 
 
 def _template(series: str | None, like: str | None, options: MeasureOptions, out: Out) -> Experiment:
