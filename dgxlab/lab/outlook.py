@@ -218,7 +218,8 @@ def _seconds(store: Store, session: Plan, device: str, cycles: int, unknown: flo
             gate_s = _gate_s(store, step, device)
             seconds = gate_s and 2 * gate_s  # both arms have about the baseline's gates
         elif isinstance(step, ChainStep):
-            seconds = _chain_s(step, cycles, _run_s(store, step.baseline, device))
+            run_s = _run_s(store, step.baseline, device)
+            seconds = _chain_s(step, cycles, unknown if run_s is None else run_s)  # its blocks take time in any case
         elif isinstance(step, RunStep):
             seconds = _run_s(store, step, device)
         total += unknown if seconds is None else seconds

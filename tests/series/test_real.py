@@ -12,12 +12,15 @@ from tests.repos import git
 pytestmark = pytest.mark.llama
 
 
+JUNE_ALONE = {"nvfp4-moe"}
+"""Series that are not carried to the October pin."""
+
+
 def test_shipped_series_are_well(pin_cache: PinCache) -> None:
-    assert series.names(PROJECT) != []
     pin_cache.ensure(OCTOBER, ["pypi:llama-cpp-python==0.3.36"], lambda note: None)
-    for name in series.names(PROJECT):
-        for at in (PIN, OCTOBER):
-            assert series.check(PROJECT, name, pin_cache, at) == []
+    names = series.names(PROJECT)
+    assert [problem for name in names for problem in series.check(PROJECT, name, pin_cache, PIN)] == []
+    assert {name for name in names if series.check(PROJECT, name, pin_cache, OCTOBER)} == JUNE_ALONE
 
 
 def test_checkout_of_the_pin(pin_cache: PinCache, tmp_path: Path) -> None:
