@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from dgxlab import stats
-from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, PROTOCOL, ChainStep
+from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, PROTOCOL, ChainStep, RunStep
 from dgxlab.stats import Chain
-from dgxlab.tools import BENCHES
+from dgxlab.tools import BENCHES, Launch
 from dgxlab.units import metric
 
 _IDLE_CYCLES = 2  # if the path under test ran in none of these first cycles, the chain ends
@@ -52,12 +52,17 @@ class ChainRun:
 
 
 def comparisons(step: ChainStep) -> tuple[Comparison, ...]:
-    """Return the comparisons of a chain: one for each pair of cells and each metric that gets a verdict."""
-    pairs = zip(step.baseline.cells, step.candidate.cells, strict=True)
+    """Return the comparisons of a chain, as `comparisons_of`."""
+    return comparisons_of(step.baseline, step.candidate)
+
+
+def comparisons_of(left: Launch | RunStep, right: Launch | RunStep) -> tuple[Comparison, ...]:
+    """Return the comparisons of two launches: one for each pair of cells and each metric that gets a verdict."""
+    pairs = zip(left.cells, right.cells, strict=True)
     return tuple(
         Comparison(baseline.key, candidate.key, name)
         for baseline, candidate in pairs
-        for name, size in BENCHES[step.baseline.tool].compared.items()
+        for name, size in BENCHES[left.tool].compared.items()
         if baseline.params.get(size, 1)
     )
 

@@ -1,10 +1,11 @@
 """Probabilistic bisection finds the step in spite of wrong answers, as often as it says."""
 
+import math
 import random
 
 import pytest
 
-from dgxlab.stats import Bisection, past_half
+from dgxlab.stats import Bisection, Chain, estimate, judge, past_half
 
 
 @pytest.mark.parametrize("guilty", range(1, 12))
@@ -56,10 +57,23 @@ def test_no_answer_counts_for_certain() -> None:
 
 @pytest.mark.parametrize("whole", [-0.2, 0.2])
 def test_an_effect_past_half_of_the_whole(whole: float) -> None:
-    """In either direction: sure at the ends, even in the middle, and less sure the noisier the chain."""
-    middle = (1 + whole) ** 0.5 - 1
-    assert past_half(whole, 0.001, 8, whole) > 0.999
-    assert past_half(0.0, 0.001, 8, whole) < 0.001
-    assert past_half(middle, 0.1, 8, whole) == pytest.approx(0.5)
-    assert 0.5 < past_half(whole, 0.5, 8, whole) < past_half(whole, 0.2, 8, whole) < 1
-    assert (past_half(whole, 0.0, 8, whole), past_half(0.0, 0.0, 8, whole)) == (1.0, 0.0)
+    """In either direction: sure at the ends, even in the middle, and less sure the larger the error."""
+    full = math.log1p(whole)
+    assert past_half(full, 0.001, 7, whole) > 0.999
+    assert past_half(0.0, 0.001, 7, whole) < 0.001
+    assert past_half(full / 2, 0.1, 7, whole) == pytest.approx(0.5)
+    assert 0.5 < past_half(full, 0.2, 7, whole) < past_half(full, 0.05, 7, whole) < 1
+    assert (past_half(full, 0.0, 7, whole), past_half(0.0, 0.0, 7, whole)) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("cycles", [6, 8])
+def test_a_chain_in_the_middle_is_called_sure_no_more_often_than_by_chance(cycles: int) -> None:
+    """At exactly half of the effect, one answer of ten is past 95 % or below 5 %, though cycles share baselines."""
+    rng, whole, sure = random.Random(cycles), -0.02, 0  # noqa: S311 - no secret
+    for _ in range(1000):
+        a = [math.exp(rng.gauss(0, 0.006)) for _ in range(cycles + 1)]
+        b = [math.exp(math.log1p(whole) / 2 + rng.gauss(0, 0.006)) for _ in range(cycles)]
+        found = estimate(judge(Chain(a, b)))
+        assert found
+        sure += not 0.05 < past_half(*found, cycles - 1, whole) < 0.95
+    assert sure / 1000 == pytest.approx(0.1, abs=0.03)

@@ -17,7 +17,7 @@ from dgxlab.errors import ConditionsError, UsageError, command
 
 if TYPE_CHECKING:
     from dgxlab.lab import Lab
-    from dgxlab.lab.search import Compared, Found, Step
+    from dgxlab.lab.search import Compared, Found, Step, Subject
     from dgxlab.model import Experiment
     from dgxlab.stats import Verdict
 
@@ -30,10 +30,10 @@ _LikeOption = Annotated[
 def bisect(  # noqa: PLR0913 - each is an option
     good: str = Argument(help="The last step known without the difference: a commit, or a patch's number; 0 for none."),
     bad: str = Argument(help="A step with the difference: a later commit, or a patch's number."),
-    cell: str = Option(..., help="The cell to judge by, as tables call it: pp512."),
+    cell: str = Option(..., help="The cell to judge by, as tables call it: pp512, pp128 tg64 B8 S_TG."),
     series: str | None = Option(None, help="Search the patches of this series."),
     tree: Path | None = Option(None, help="Search the commits of this llama.cpp clone."),
-    confidence: float = Option(0.95, min=0.5, max=0.999, help="How probable the answer must be."),
+    confidence: float = Option(0.95, min=0.51, max=0.999, help="How probable the answer must be."),
     like: _LikeOption = None,
     *,
     options: MeasureOptions,
@@ -167,13 +167,16 @@ def _between(steps: list[Step], good: str, bad: str) -> list[Step]:
 
 
 def _value(compared: Compared) -> dict[str, Any]:
-    cells = {label: {"verdict": verdict.verdict, "effect": verdict.effect} for label, verdict in compared.verdicts}
+    cells = [
+        {**vars(subject), "verdict": verdict.verdict, "effect": verdict.effect}
+        for subject, verdict in compared.verdicts
+    ]
     return {"cells": cells, "session": compared.session, "reason": compared.reason}
 
 
-def shown_verdicts(verdicts: Sequence[tuple[str, Verdict]]) -> list[str]:
+def shown_verdicts(verdicts: Sequence[tuple[Subject, Verdict]]) -> list[str]:
     """Return a line for each verdict: `pp512 slower -3.10 % (-3.50 to -2.70)`."""
-    return [f"{label} {verdict.verdict} {_effect(verdict)}" for label, verdict in verdicts]
+    return [f"{subject.name} {verdict.verdict} {_effect(verdict)}" for subject, verdict in verdicts]
 
 
 def _lab(options: MeasureOptions, workspace: Workspace, spec: Experiment) -> AbstractContextManager[Lab]:

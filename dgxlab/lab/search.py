@@ -6,11 +6,12 @@ in any A/B session, against the first one; the sessions are in the record.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dgxlab import judgement, model
+from dgxlab import compare, judgement, model
+from dgxlab.chains import comparisons, comparisons_of
 from dgxlab.errors import (
     BuildFailed,
     ConditionsError,
@@ -19,13 +20,16 @@ from dgxlab.errors import (
     PatchError,
     RemoteError,
     SpecError,
+    UsageError,
     command,
 )
 from dgxlab.lab import Lab, Watch, session
 from dgxlab.lab.session import Request
-from dgxlab.model import Experiment, ParityGate
+from dgxlab.model import Experiment, ParityGate, RunStep
 from dgxlab.source.git import Git
-from dgxlab.stats import Bisection, Verdict, past_half
+from dgxlab.stats import Bisection, Verdict, estimate, past_half
+from dgxlab.tools import BENCHES, Launch
+from dgxlab.units import metric
 
 FAULTS = (PatchError, BuildFailed, GateFailed, RemoteError)
 """Errors that lie in what is built: other steps may be well."""
@@ -42,12 +46,23 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Subject:
+    """What a verdict is on."""
+
+    name: str  # among those of its session: the cell, the metric if its tool has several; model and env if it must
+    cell: str  # Cell.label
+    metric: str
+    model: str
+
+
+@dataclass(frozen=True)
 class Search:
     """How steps are measured."""
 
     cells: Collection[str] = ()  # labels of the cells to compare, () for all
     kind: str = "ab"  # or "screen"
     wait_s: float = model.WAIT_S
+    name: str = ""  # of the only subject to return, "" for all
 
     def compare(self, lab: Lab, baseline: Experiment, candidate: Experiment, watch: Watch) -> Compared:
         """Measure two builds in a session.
@@ -65,10 +80,21 @@ class Search:
             raise outcome.error
         if outcome.error:
             return Compared(outcome.job_id, fault=outcome.error)
-        labels = {c.key: c.label for chain in lab.store.job(outcome.job_id).plan.chains for c in chain.baseline.cells}
+        chains = list(lab.store.job(outcome.job_id).plan.chains)
+        keys = [(chain.id, comparison) for chain in chains for comparison in comparisons(chain)]
+        subjects = dict(zip(keys, _subjects((chain.baseline, chain.candidate) for chain in chains), strict=True))
         judged = judgement.recorded(lab.store, outcome.job_id)
-        named = tuple((labels[each.comparison.baseline], each.verdict) for each in judged)
-        return Compared(outcome.job_id, named)
+        verdicts = [(subjects[each.chain, each.comparison], each.verdict) for each in judged]
+        return Compared(outcome.job_id, tuple(pair for pair in verdicts if self.name in ("", pair[0].name)))
+
+    def of_one(self, baseline: Experiment, candidate: Experiment) -> Search:
+        """Return the search for the only subject that its cells, labels or names, fit; UsageError if several do."""
+        every = _subjects(compare.pairs(baseline, candidate))
+        fits = [each for each in every if {each.name, each.cell} & {*self.cells}]
+        if len(fits) > 1:
+            message = f"{', '.join(self.cells)} is {len(fits)} comparisons: {', '.join(each.name for each in fits)}"
+            raise UsageError(message, next=f"choose one: {command('--cell', fits[0].name)}")
+        return replace(self, cells=(fits[0].cell,), name=fits[0].name) if fits else self
 
 
 @dataclass(frozen=True)
@@ -76,7 +102,7 @@ class Compared:
     """How a session of two builds ended."""
 
     session: str = ""  # "" if none began
-    verdicts: tuple[tuple[str, Verdict], ...] = ()  # by the label of the cell
+    verdicts: tuple[tuple[Subject, Verdict], ...] = ()
     fault: DgxlabError | None = None
 
     @property
@@ -95,6 +121,25 @@ class Compared:
         if self.fault:
             return cause(self.fault)
         return "" if self.verdict else "; ".join(reason for _, verdict in self.verdicts for reason in verdict.reasons)
+
+
+def _subjects(pairs: Iterable[tuple[Launch | RunStep, Launch | RunStep]]) -> list[Subject]:
+    """Return the subjects of all comparisons of pairs of launches, in order."""
+    found: list[tuple[Subject, set[tuple[str, str]]]] = []
+    for left, right in pairs:
+        labels = {cell.key: cell.label for cell in left.cells}
+        several = len(BENCHES[left.tool].compared) > 1
+        for each in comparisons_of(left, right):
+            cell = labels[each.baseline]
+            name = f"{cell} {metric(each.metric).label}" if several else cell
+            found.append((Subject(name, cell, each.metric, left.model), {*left.env.items()}))
+
+    def told_apart(subject: Subject, env: set[tuple[str, str]]) -> Subject:
+        alike = [other for each, other in found if each.name == subject.name]
+        own = " ".join(f"{name}={value}" for name, value in sorted(env.difference(env.intersection(*alike))))
+        return replace(subject, name=f"{subject.model} {subject.name} {own}".strip()) if len(alike) > 1 else subject
+
+    return [told_apart(*each) for each in found]
 
 
 def cause(fault: DgxlabError) -> str:
@@ -133,14 +178,17 @@ def bisect(
     """Find the step that made the difference between the first and the last one.
 
     Args:
-        search: Its cells must be one.
+        search: Its cells must fit one comparison, by the cell's label or the subject's name.
         confidence: The search ends when so probable a step is found, or after four times as many tests as exact ones
             would take.
 
     Raises:
+        UsageError: if several comparisons fit.
         DgxlabError: if the ends cannot be compared, or a session ends in an error that is not one of FAULTS.
     """
     first = steps[0].experiment
+    state = Bisection(len(steps) - 1, confidence)
+    search = search.of_one(first, steps[-1].experiment)
     ends = search.compare(lab, first, steps[-1].experiment, watch)
     if ends.fault:
         raise ends.fault
@@ -149,13 +197,13 @@ def bisect(
     whole = ends.verdict.effect or 0.0
     # half of the difference is to be told from none and from all of it
     enough = replace(first.session, effect=max(first.session.effect, abs(whole) / 2))
-    state = Bisection(len(steps) - 1, confidence)
     answers: list[Answer] = []
     while (at := state.next()) is not None and len(answers) < 4 * len(steps).bit_length():
         candidate = steps[at].experiment
         compared = search.compare(lab, replace(first, session=enough), replace(candidate, session=enough), watch)
         seen = compared.verdict
-        there = past_half(seen.effect or 0.0, seen.spread or 0.0, seen.valid_cycles, whole) if seen else None
+        found = estimate(seen) if seen else None
+        there = past_half(*found, seen.valid_cycles - 1, whole) if seen and found else None
         answers.append(Answer(at, compared, there))
         on_answer(answers[-1])
         if there is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from dgxlab import series
 from dgxlab.errors import ConditionsError, DgxlabError
 from dgxlab.lab import Lab, Watch, session
-from dgxlab.lab.search import FAULTS, Search, cause, gated
+from dgxlab.lab.search import FAULTS, Search, Subject, cause, gated
 from dgxlab.lab.session import Request
 from dgxlab.model import Experiment, ParityGate, events
 from dgxlab.stats import Verdict
@@ -26,7 +26,7 @@ class Upgrade:
     builds: bool | None = None
     gates: dict[str, str] = field(default_factory=dict)  # op: counts, or why it failed
     passed: bool | None = None
-    verdicts: tuple[tuple[str, Verdict], ...] = ()  # of the screen against the old pin, by the label of the cell
+    verdicts: tuple[tuple[Subject, Verdict], ...] = ()  # of the screen against the old pin
     sessions: tuple[str, ...] = ()
     reason: str = ""  # why a column is empty or says no
     next: str = ""  # the command that helps

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from dgxlab.stats.distributions import t_tail
+from dgxlab.stats.precision import NO_SPREAD
 
 _SUREST = 0.999  # a chain's noise is not all that can go wrong: no test alone counts for more
 
@@ -66,17 +67,17 @@ class Bisection:
                 start = step + 1
 
 
-def past_half(effect: float, spread: float, cycles: int, whole: float) -> float:
-    """Return the probability that a true effect is more than half of `whole`, on its side, given a chain's effect.
+def past_half(mean: float, error: float, dof: float, whole: float) -> float:
+    """Return the probability that a true effect is more than half of `whole`, on its side, given a chain's `estimate`.
 
     Args:
-        effect: Share of the baseline, as in a verdict, of `cycles` cycles, at least 2.
-        spread: Standard deviation of one cycle's log ratio.
-        whole: The effect to find, a share other than 0 in either direction.
+        mean: Mean of ln candidate - ln baseline.
+        error: Its standard error, with `dof` degrees of freedom.
+        whole: The effect to find, a share of the baseline other than 0, in either direction.
     """
-    full, seen = math.log1p(whole), math.log1p(effect)
-    distance = math.copysign(1.0, full) * (seen - full / 2)
-    if spread == 0:
+    full = math.log1p(whole)
+    distance = math.copysign(1.0, full) * (mean - full / 2)
+    if error < NO_SPREAD:
         return float(distance > 0)
-    tail = t_tail(abs(distance) / (spread / math.sqrt(cycles)), cycles - 1)
+    tail = t_tail(abs(distance) / error, dof)
     return 1 - tail if distance > 0 else tail

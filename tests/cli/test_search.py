@@ -9,12 +9,16 @@ from tests.cli.conftest import Project
 
 STREAM = """extends: toy.yaml
 series: [many]
-env: {TOY: noisy}
+env: {TOY: noisy, TOY_COUNT: CALLS}
 bench: [{llama-bench: {model: m, n_prompt: [16, 32], n_gen: 4}}]
 session: {cycles: 6}
 """
 SLOW = '(strcmp(toy(), "half") ? 1 : 2)'
 BROKEN = "#error broken\n"
+
+
+def spec(project: Project, name: str, text: str) -> None:
+    project.spec(name, text.replace("CALLS", str(project.folder.parent / "calls")))
 
 
 def commit(checkout: Path, subject: str, file: str, old: str, new: str) -> str:
@@ -42,7 +46,7 @@ def checkout(project: Project, tmp_path: Path) -> Path:
 def many(project: Project, checkout: Path) -> Project:
     """A project whose series `many` has the five as patches, and an experiment that applies it."""
     project.ok("patch", "export", "many", "--tree", checkout)
-    project.spec("stream", STREAM)
+    spec(project, "stream", STREAM)
     return project
 
 
@@ -52,8 +56,9 @@ def test_a_slow_patch_is_found(many: Project) -> None:
     assert ran["suspects"] == ["toy-slow"]
     assert ran["probability"] >= 0.95
     tests = {test["step"]: test for test in ran["tests"]}
-    assert tests["all of it"]["cells"]["pp16"]["verdict"] == "slower"
-    assert tests["all of it"]["cells"]["pp16"]["effect"] == pytest.approx(-0.2, abs=0.02)
+    (ends,) = tests["all of it"]["cells"]
+    assert (ends["name"], ends["metric"], ends["model"], ends["verdict"]) == ("pp16", "avg_ts", "m", "slower")
+    assert ends["effect"] == pytest.approx(-0.2, abs=0.02)
     assert tests["toy-slow"]["there"] > 0.99
     assert tests["toy-mend"]["there"] < 0.01
     assert many.run("db", "check").out == "ok\n"
@@ -85,10 +90,31 @@ def test_ends_that_do_not_differ(many: Project) -> None:
         "no cell of pp99 in common"
     )
     assert many.run("bisect", "0", "5", "--cell", "pp16").rc == 2
+    unsure = many.run("bisect", "0", "5", "--series", "many", "--cell", "pp16", "--confidence", "0.5")
+    assert (unsure.rc, "--confidence" in unsure.err, "sending" in unsure.err) == (2, True, False)
+
+
+def test_one_comparison_of_a_cell_is_judged(many: Project, checkout: Path) -> None:
+    """A batched cell has two speeds, and here the patch slows the second alone; two environments share a cell."""
+    commit(checkout, "toy : slower streams", "tools/llama-batched-bench.c", "warm_tg = 0.25", "warm_tg = 0.5")
+    many.ok("patch", "export", "many", "--tree", checkout)
+    batched = "bench: [{batched-bench: {model: m, npp: 16, ntg: 4, npl: [1, 2]}}]"
+    spec(many, "stream", STREAM.replace(STREAM.splitlines()[3], batched))
+    words = ("bisect", "3", "6", "--series", "many", "--cell")
+    refused = many.run(*words, "pp16 tg4 B2")
+    assert refused.error == "pp16 tg4 B2 is 2 comparisons: pp16 tg4 B2 S_PP, pp16 tg4 B2 S_TG"
+    assert refused.next == "choose one: --cell 'pp16 tg4 B2 S_PP'"
+    ran = many.json(*words, "pp16 tg4 B2 S_TG")
+    assert ran["suspects"] == ["toy-slower-streams"]
+    assert {cell["name"] for test in ran["tests"] for cell in test["cells"]} == {"pp16 tg4 B2 S_TG"}
+    each = "llama-bench: {model: m, n_prompt: 16}"
+    two = f"bench: [{{{each}}}, {{{each.replace('}', ', env: {TOY_WAY: b}}')}}}]"
+    spec(many, "stream", STREAM.replace(STREAM.splitlines()[3], two))
+    assert many.run(*words, "pp16").error == "pp16 is 2 comparisons: m pp16, m pp16 TOY_WAY=b"
 
 
 def test_a_slow_commit_is_found(project: Project, checkout: Path) -> None:
-    project.spec("plain", STREAM.replace("series: [many]\n", ""))
+    spec(project, "plain", STREAM.replace("series: [many]\n", ""))
     first = project.machine.pin
     words = ("--tree", checkout, "--cell", "tg4", "--like", "plain")
     ran = project.ok("bisect", f"{first[:12]}", "HEAD", *words)
@@ -103,9 +129,9 @@ def test_a_slow_commit_is_found(project: Project, checkout: Path) -> None:
 def test_each_patch_is_left_out_once(many: Project) -> None:
     rows = {row["without"]: row for row in many.json("ablate", "many", "--cell", "pp16")}
     assert list(rows) == ["toy-one", "toy-break", "toy-mend", "toy-slow", "toy-five"]
-    assert rows["toy-slow"]["cells"]["pp16"]["verdict"] == "faster"
-    assert rows["toy-slow"]["cells"]["pp16"]["effect"] == pytest.approx(0.25, abs=0.02)
-    assert rows["toy-five"]["cells"]["pp16"]["verdict"] in ("same", "inconclusive")
+    assert rows["toy-slow"]["cells"][0]["verdict"] == "faster"
+    assert rows["toy-slow"]["cells"][0]["effect"] == pytest.approx(0.25, abs=0.02)
+    assert rows["toy-five"]["cells"][0]["verdict"] in ("same", "inconclusive")
     # the next patch changes its line; without it nothing compiles
     assert "toy-mend.patch conflicts" in rows["toy-break"]["reason"]
     assert "#error broken" in rows["toy-mend"]["reason"]
@@ -119,7 +145,7 @@ def test_a_new_pin_is_tried_with_every_series(many: Project) -> None:
     commit(other, "toy : other", "tools/llama-completion.c", "", "int other;\n")
     many.ok("patch", "export", "other", "--tree", other)
     plain = STREAM.replace("series: [many]\n", "")
-    many.spec("plain", plain)
+    spec(many, "plain", plain)
     later = many.machine.later
     ran = many.run("pin", "check", later[:12], "--like", "plain")
     assert (ran.rc, ran.next) == (11, f"dgxlab patch refresh many --pin {later} --beside")
