@@ -225,9 +225,16 @@ def plan_missing(
                 raise ConditionsError(
                     f"{message}, and no A/A session has measured it", next=command_for("noise", baseline)
                 )
-    if followed and (done := store.job(followed)).state == "done" and done.plan.arms == job.arms:
+    if followed and (done := store.job(followed)).state == "done" and _asks(done.plan) == _asks(job):
         return Todo(), None
     return Todo(), job
+
+
+def _asks(job: Plan) -> tuple[object, ...]:
+    """Return what a session compares: its arms, and of each chain the model, the environment and the cells."""
+    return job.arms, [
+        (chain.baseline.model, chain.baseline.env, [cell.key for cell in chain.baseline.cells]) for chain in job.chains
+    ]
 
 
 @dataclass(frozen=True)

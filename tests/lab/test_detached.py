@@ -18,6 +18,7 @@ from dgxlab.store import Locked, Store, connect
 from dgxlab.transport.base import HostLost
 from dgxlab.transport.host import Host, JobStatus
 from dgxlab.transport.local import LocalTransport
+from tests import toy
 from tests.lab.conftest import ToyLab, kinds, leave_at_a_run, notes, quiet
 from tests.lab.test_chain import arm
 
@@ -178,6 +179,15 @@ def test_a_session_is_followed_by_the_next_command(toy_lab: ToyLab) -> None:
     places = [(run["role"], run["cycle"]) for run in kinds(events, "run")]
     assert (len(places), len(set(places))) == (4 + 1 + 2 * 6, len(places))
     assert [row["verdict"] for row in toy_lab.lab.store.verdicts(job.job_id)] == ["slower"]
+
+
+def test_a_session_of_other_cells_is_another(toy_lab: ToyLab) -> None:
+    baseline, candidate = (dataclasses.replace(each, bench=(toy.llama_bench(n_gen=(0,)),)) for each in arms(toy_lab))
+    job = toy_lab.submit(candidate, baseline)
+    outcome, _ = toy_lab.run_well(candidate, "ab", baseline=baseline, cells=("pp16",), react=toy_lab.release)
+    assert outcome.job_id != job.job_id
+    counts = [len(toy_lab.lab.store.verdicts(job_id)) for job_id in (job.job_id, outcome.job_id)]
+    assert counts == [2, 1]
 
 
 def test_a_cancelled_session_is_held_again(toy_lab: ToyLab) -> None:
