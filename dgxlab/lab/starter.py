@@ -93,10 +93,12 @@ def new_experiment(root: Path, name: str, parent: Path) -> Path:
     """Write an experiment that extends the spec `parent`, beside it, and return its path; UsageError if it has one."""
     if there := specs(root).get(_checked(name, "an experiment")):
         raise UsageError(f"there is an experiment {name} already: {there[0]}", next=command("dgxlab", "plan", name))
-    words = {"name": name, "parent": parent.name, "baseline": parent.stem}
-    texts = _texts("new/experiment", words)
-    _write(parent.parent, {f"{name}.yaml": texts["experiment.yaml"]})
-    return parent.with_name(f"{name}.yaml")
+    path = parent.with_name(f"{name}.yaml")
+    if path.exists():  # below no experiments/
+        raise UsageError(f"{path} is there already, and nothing is written over", next=command("dgxlab", "plan", path))
+    texts = _texts("new/experiment", {"name": name, "parent": parent.name, "baseline": parent.stem})
+    _write(path.parent, {path.name: texts["experiment.yaml"]})
+    return path
 
 
 def new_series(root: Path, name: str) -> Path:

@@ -127,6 +127,21 @@ def test_a_new_experiment_is_its_parent(project: Project) -> None:
     assert project.run("new", "experiment", "a/b", "--extends", "toy").error == "'a/b' is no name for an experiment"
 
 
+def test_a_parent_of_the_same_name_stays(project: Project) -> None:
+    (project.folder / "shared").mkdir()
+    text = (project.folder / "experiments" / "toy.yaml").read_text()
+    (project.folder / "shared" / "base.yaml").write_text(text)
+    ran = project.run("new", "experiment", "base", "--extends", "shared/base.yaml")
+    assert (ran.rc, "nothing is written over" in ran.error) == (2, True)
+    assert (project.folder / "shared" / "base.yaml").read_text() == text
+
+
+@pytest.mark.parametrize("name", ["128", "1e3", "on", "2026-11-24"])
+def test_a_name_that_yaml_takes_for_something_else(project: Project, name: str) -> None:
+    project.ok("new", "experiment", name, "--extends", "toy")
+    assert load(Path(f"experiments/{name}.yaml")).name == name
+
+
 def test_a_new_series_takes_a_checkout(project: Project, tmp_path: Path) -> None:
     ran = project.ok("new", "series", "more")
     assert "dgxlab patch export more --tree CHECKOUT" in ran.out
