@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import wraps
 from pathlib import Path
 
@@ -42,11 +42,10 @@ def sessions(context: Context, incomplete: str) -> Iterator[tuple[str, str]]:
     import sqlite3
 
     from dgxlab.store import alias
-    from dgxlab.store.connect import open_existing
 
-    path = Path(context.find_root().params.get("db") or root() / "results.db")
-    with suppress(sqlite3.Error):
-        opened = open_existing(path, immutable=not Path(f"{path}-wal").exists())  # no file beside it is written
+    path = Path(context.find_root().params.get("db") or root() / "results.db").absolute()
+    way = "mode=ro" if Path(f"{path}-wal").exists() else "mode=ro&immutable=1"  # neither it nor its log is written
+    with suppress(sqlite3.Error), closing(sqlite3.connect(f"{path.as_uri()}?{way}", uri=True)) as opened:
         for (job_id,) in opened.execute("SELECT job_id FROM jobs ORDER BY intent_at DESC").fetchall():
             yield (job_id, "") if incomplete and job_id.startswith(incomplete) else (alias(job_id), job_id)
 

@@ -1,6 +1,10 @@
 """What a shell completes, asked as a shell asks."""
 
+import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +55,19 @@ def test_sessions_by_either_name(complete: Complete, measured: Project) -> None:
     assert sorted(complete("dgxlab report t")) == ["toy", "toy-b"]
     assert job[-6:] in complete("dgxlab report ")
     assert complete(f"dgxlab --db {measured.folder / 'none.db'} attach ") == []
+
+
+def test_a_log_that_another_command_left_stays(complete: Complete, measured: Project, tmp_path: Path) -> None:
+    record, left = measured.folder / "results.db", tmp_path / "left.db"
+    with closing(sqlite3.connect(record)) as other:
+        other.execute("UPDATE jobs SET intent_at = intent_at + 1")
+        other.commit()
+        for suffix in ("", "-wal"):
+            shutil.copy(f"{record}{suffix}", f"{left}{suffix}")
+    before = [Path(f"{left}{suffix}").read_bytes() for suffix in ("", "-wal")]
+    assert before[1]
+    assert len(complete(f"dgxlab --db {left} attach ")) == 1
+    assert [Path(f"{left}{suffix}").read_bytes() for suffix in ("", "-wal")] == before
 
 
 def test_what_cannot_be_read_completes_nothing(complete: Complete, measured: Project) -> None:
