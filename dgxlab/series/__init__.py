@@ -18,7 +18,7 @@ from dgxlab.errors import PatchError, SpecError
 from dgxlab.model import Source, digest
 from dgxlab.series.checkout import apply_tree, diff, export
 from dgxlab.series.patchfile import NO_BLOB, Patch
-from dgxlab.series.series import Series, content_of, inspect, names, own_pins, own_place, place_for, read, write_whole
+from dgxlab.series.series import Series, content_of, folder_for, inspect, names, own_pins, place_for, read, write_whole
 from dgxlab.series.stack import Stack, changed_files
 from dgxlab.source.cache import PINS, PinCache, check_pin
 
@@ -68,7 +68,7 @@ def apply(cache: PinCache, pin: str, series: Sequence[Series]) -> Source:
                 apply(cache, pin, [each.whole or each])
                 put = stack.merge
             for patch in each.patches:
-                put(each.name, patch)
+                put(each, patch)
             stack.overlay(each)
         cache.git.run("update-ref", ref, stack.commit)
         return Source(pin, stack.tree(), stack.commit, refs)
@@ -90,7 +90,7 @@ def check(root: Path, name: str, cache: PinCache, pin: str) -> list[str]:
     with Stack.on(cache, pin) as stack:
         try:
             for patch in series.patches:
-                stack.push(name, patch)
+                stack.push(series, patch)
                 if patch.content != stack.format():
                     problems.append(f"{patch.name} is not as git format-patch writes it; dgxlab patch refresh mends it")
             stack.overlay(series)
@@ -112,7 +112,7 @@ def refresh(root: Path, name: str, cache: PinCache, pin: str, *, beside: bool = 
         PatchError: if a patch conflicts; `details` has a line for every file.
     """
     cache.require(pin)
-    series = read(root, name, pin)
+    series, folder = read(root, name, pin), folder_for(root, name, pin, beside=beside)
     bases = {change.old_blob for patch in series.patches for change in patch.changes} - {"", NO_BLOB}
     listed = cache.git.run("cat-file", "--batch-check=%(objecttype)", input="".join(f"{base}\n" for base in bases))
     if "missing" in listed:
@@ -120,19 +120,17 @@ def refresh(root: Path, name: str, cache: PinCache, pin: str, *, beside: bool = 
         for known in cache.pins():
             with suppress(PatchError), Stack.on(cache, known) as stack:
                 for patch in series.patches:
-                    stack.push(name, patch)
+                    stack.push(series, patch)
                 break
     written = []
     with Stack.on(cache, pin) as stack:
         for patch in series.patches:
-            stack.merge(name, patch)
+            stack.merge(series, patch)
             written.append(Patch.parse(patch.name, stack.format()))
         stack.overlay(series)
-    place = place_for(root, name, pin)
-    folder = root / (own_place(name, pin) if beside else place)
     folder.mkdir(exist_ok=True)
     changed = [patch.name for patch in written if write_whole(folder / patch.name, patch.content)]
-    write_whole(folder / "series", content_of(root, f"{place}/series"))  # last: it makes the folder count
+    write_whole(folder / "series", content_of(root, f"{series.place}/series"))  # last: it makes the folder count
     return changed
 
 

@@ -20,7 +20,7 @@ from dgxlab.series.series import (
     Series,
     SeriesLine,
     content_of,
-    own_place,
+    folder_for,
     parse,
     place_for,
     read,
@@ -91,7 +91,7 @@ def export(
     cache.require(pin)
     own = _based(checkout, pin)
     place = place_for(root, name, pin)
-    folder, present = root / (own_place(name, pin) if beside else place), root / place
+    folder, present = folder_for(root, name, pin, beside=beside), root / place
     try:  # only the overlays are kept, so the patch files may be in any state
         is_there = present.is_symlink() or (present / "series").exists()
         lines = parse(content_of(root, f"{place}/series").decode()) if is_there else []
@@ -228,11 +228,11 @@ def _subject(content: bytes) -> str:
 
 def _rewritten(cache: PinCache, pin: str, name: str, named: Mapping[str, bytes], wanted: str) -> list[Patch]:
     """Apply the new patches and return them; together they must give the tree `wanted`."""
-    patches = []
+    patches, series = [], Series(name, (), place=f"patches/{name}")
     with Stack.on(cache, pin) as stack:
         for file, text in named.items():
             try:
-                stack.push(name, Patch.parse(file, text))
+                stack.push(series, Patch.parse(file, text))
                 patches.append(Patch.parse(file, stack.format()))
             except PatchSyntaxError as error:
                 message = f"{file} cannot be a patch of a series, {error}"

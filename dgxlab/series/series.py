@@ -12,10 +12,10 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dgxlab.errors import SpecError
+from dgxlab.errors import SpecError, command
 from dgxlab.model import NAME, SeriesRef
 from dgxlab.series.patchfile import Patch
 
@@ -52,7 +52,13 @@ class Series:
     name: str
     patches: tuple[Patch, ...]
     overlays: tuple[Overlay, ...] = ()
+    place: str = ""  # its folder in the project: patches/NAME, or one for a pin in there
     whole: Series | None = None  # the series that it is a part of
+
+    @property
+    def folder(self) -> str:
+        """The name of its folder in patches/: a part has that of the whole."""
+        return (self.whole or self).name
 
     @property
     def digest(self) -> str:
@@ -91,6 +97,17 @@ def place_for(root: Path, name: str, pin: str) -> str:
     return own if pin and (root / own / "series").is_file() else f"patches/{name}"
 
 
+def folder_for(root: Path, name: str, pin: str, *, beside: bool) -> Path:
+    """Return the folder to write a series' patches for a pin to, with `beside` its own place for that pin.
+
+    Raises SpecError if a symbolic link is on the way: a repository's could lead anywhere.
+    """
+    place = own_place(name, pin) if beside else place_for(root, name, pin)
+    if link := _link(root, place):
+        raise SpecError(f"{link} is a symbolic link, and nothing is written there", next=command("ls", "-l", link))
+    return root / place
+
+
 def own_pins(root: Path, name: str) -> list[str]:
     """Return the first 12 digits of each pin for which a series has patches of its own."""
     return sorted(path.parent.name for path in (root / "patches" / name).glob("*/series"))
@@ -115,16 +132,15 @@ def read(root: Path, name: str, pin: str = "") -> Series:
 
 
 def _part(series: Series, numbers: str) -> Series:
-    wanted: set[int] = set()
-    for part in numbers.split(","):
-        first, _, last = part.partition("-")
-        wanted.update(range(int(first), int(last or first) + 1))
+    ends = [part.partition("-")[::2] for part in numbers.split(",")]
+    spans = [(int(first), int(last or first)) for first, last in ends]
     count = len(series.patches)
-    if not wanted or not wanted <= set(range(1, count + 1)):
+    if not all(1 <= first <= last <= count for first, last in spans):
         message = f"series {series.name} has the patches 1 to {count}, and no {numbers}"
         raise SpecError(message, next="dgxlab patch list")
-    chosen = tuple(patch for number, patch in enumerate(series.patches, 1) if number in wanted)
-    return Series(f"{series.name}:{numbers}", chosen, series.overlays, series)
+    numbered = enumerate(series.patches, 1)
+    chosen = tuple(patch for number, patch in numbered if any(first <= number <= last for first, last in spans))
+    return replace(series, name=f"{series.name}:{numbers}", patches=chosen, whole=series)
 
 
 def inspect(root: Path, name: str, pin: str = "") -> tuple[Series | None, list[str]]:
@@ -160,7 +176,7 @@ def inspect(root: Path, name: str, pin: str = "") -> tuple[Series | None, list[s
             if overlay.dest in patch.paths:
                 problem = f"changes {overlay.dest}, which is an overlay: change {overlay.source}"
                 problems.append(f"{patch.name} {problem}")
-    return Series(name, tuple(patches), tuple(overlays)), problems
+    return Series(name, tuple(patches), tuple(overlays), place), problems
 
 
 def read_overlay(root: Path, line: SeriesLine) -> Overlay:
@@ -200,16 +216,20 @@ def parse(text: str) -> list[SeriesLine]:
 
 def content_of(root: Path, path: str) -> bytes:
     """Read the file at `path` below `root`; ValueError if missing or over 16 MB, or if the path has a symbolic link."""
-    place = root
-    for part in Path(path).parts:
-        place /= part
-        if place.is_symlink():
-            raise ValueError(f"{place.relative_to(root)} is a symbolic link")
+    if link := _link(root, path):
+        raise ValueError(f"{link.relative_to(root)} is a symbolic link")
+    place = root / path
     if not place.is_file():
         raise ValueError("there is no such file")
     if place.stat().st_size > _SIZE_LIMIT:
         raise ValueError(f"it has more than {_SIZE_LIMIT >> 20} MB")
     return place.read_bytes()
+
+
+def _link(root: Path, path: str) -> Path | None:
+    """Return the first part of `path` below `root` that is a symbolic link."""
+    parts = (root / part for part in (*reversed(Path(path).parents), Path(path)))
+    return next((part for part in parts if part != root and part.is_symlink()), None)
 
 
 def write_whole(path: Path, content: bytes) -> bool:

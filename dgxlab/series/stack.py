@@ -41,9 +41,9 @@ class Stack:
         with cache.scratch() as folder:
             yield cls(cache, pin, folder)
 
-    def push(self, series: str, patch: Patch) -> None:
-        """Apply a patch of the series of that name, as a commit by the patch's author; PatchError unless it fits."""
-        refresh = f"dgxlab patch refresh {series} --pin {self.pin}"
+    def push(self, series: Series, patch: Patch) -> None:
+        """Apply a patch of a series, as a commit by the patch's author; PatchError unless it fits."""
+        refresh = f"dgxlab patch refresh {series.folder} --pin {self.pin}"
         if moved := _misfits(patch, self._blobs(patch.paths)):
             problem = f"does not apply to pin {self.pin[:12]}: {moved[0]}"
             raise _refused(series, patch, problem, refresh, "\n".join(moved))
@@ -57,7 +57,7 @@ class Stack:
                 raise _refused(series, patch, f"{problem}; read what a refresh makes of it before you use it", refresh)
         self._commit(series, patch)
 
-    def merge(self, series: str, patch: Patch) -> None:
+    def merge(self, series: Series, patch: Patch) -> None:
         """Apply a patch as `push` does, but merge files that are not the patch's blobs; PatchError on a conflict."""
         blobs = self._blobs(patch.paths)
         self._check_bases(series, patch, blobs)
@@ -70,7 +70,7 @@ class Stack:
             places = [f"{path}: {'conflict' if '1' in has else 'both add it'}" for path, has in sorted(stages.items())]
             places = places or _misfits(patch, blobs) or [reason(ran.err)]
             below = f"pin {self.pin[:12]}" if self.commit == self.pin else f"what is on pin {self.pin[:12]} already"
-            mend = f"resolve it in a checkout, then dgxlab patch export {series} --tree CHECKOUT"
+            mend = f"resolve it in a checkout, then dgxlab patch export {series.folder} --tree CHECKOUT"
             raise _refused(series, patch, f"conflicts with {below}: {places[0]}", mend, "\n".join(places))
         self._commit(series, patch)
 
@@ -79,7 +79,7 @@ class Stack:
         files = {overlay.dest: overlay.content for overlay in series.overlays}
         if not files:
             return
-        lines = f"patches/{series.name}/series"
+        lines = f"{series.place}/series"
         if there := sorted(self._blobs(files)):
             problem = f"series {series.name}: its overlay {there[0]} is there already at pin {self.pin[:12]}"
             raise PatchError(problem, next=f"give the overlay another name in {lines}, or make a patch of it")
@@ -99,7 +99,7 @@ class Stack:
         """Return the id of the last commit's tree."""
         return self.git.run("rev-parse", "--verify", f"{self.commit}^{{tree}}")
 
-    def _commit(self, series: str, patch: Patch) -> None:
+    def _commit(self, series: Series, patch: Patch) -> None:
         header, body = patch.message
         given = self.git.run("mailinfo", "-b", "/dev/null", "/dev/null", input=header)
         fields = dict(line.split(": ", 1) for line in given.splitlines() if ": " in line)
@@ -120,17 +120,17 @@ class Stack:
                 raise _refused(series, patch, f"changes {path} to mode {mode}, which it does not announce")
         if not changed:
             problem = f"changes nothing at pin {self.pin[:12]}: it is in there already"
-            raise _refused(series, patch, problem, f"take it out of patches/{series}/series")
+            raise _refused(series, patch, problem, f"take it out of {series.place}/series")
         self.commit = ran.text
 
-    def _check_bases(self, series: str, patch: Patch, blobs: Mapping[str, str]) -> None:
+    def _check_bases(self, series: Series, patch: Patch, blobs: Mapping[str, str]) -> None:
         """Check that a patch applies to its base blobs: otherwise git would search for its context."""
         bases = {change.old_path: change.old_blob or blobs.get(change.old_path, "") for change in patch.changes}
         bases.pop("", None)
         for path, blob in bases.items():
             if self.git.attempt("cat-file", "-e", blob or NO_BLOB).rc != 0:
                 problem = f"cannot be merged: the {path} that it was made on ({blob[:12]}) is in no pin here"
-                mend = f"dgxlab patch check {series} --pin PIN, with the pin that it was made for, then this again"
+                mend = f"dgxlab patch check {series.folder} --pin PIN, with the pin it was made for, then this again"
                 raise _refused(series, patch, problem, mend)
         alone = self.git.configured(GIT_INDEX_FILE=self._folder / "bases")
         alone.run("read-tree", "--empty")
@@ -165,13 +165,13 @@ def _add(git: Git, blobs: Mapping[str, str]) -> None:
     git.run("update-index", "--add", "-z", "--index-info", input=entries)
 
 
-def _refused(series: str, patch: Patch, problem: str, mend: str = "", details: str = "") -> PatchError:
-    return PatchError(f"series {series}: {patch.name} {problem}", next=mend, details=details)
+def _refused(series: Series, patch: Patch, problem: str, mend: str = "", details: str = "") -> PatchError:
+    return PatchError(f"series {series.name}: {patch.name} {problem}", next=mend, details=details)
 
 
-def _damaged(series: str, patch: Patch, err: str) -> PatchError:
+def _damaged(series: Series, patch: Patch, err: str) -> PatchError:
     problem = f"does not apply, not even to what it was made on: {reason(err)}"
-    mend = f"mend the patch, or make it anew from a checkout: dgxlab patch export {series} --tree CHECKOUT"
+    mend = f"mend the patch, or make it anew from a checkout: dgxlab patch export {series.folder} --tree CHECKOUT"
     return _refused(series, patch, problem, mend, err.strip())
 
 

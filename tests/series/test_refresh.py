@@ -1,13 +1,15 @@
 """`refresh` carries a series to another pin by three-way merges, whole or not at all."""
 
 import re
+from pathlib import Path
 
 import pytest
 
 from dgxlab import series
-from dgxlab.errors import PatchError
+from dgxlab.errors import PatchError, SpecError
+from dgxlab.series import Stack
 from dgxlab.source import PinCache
-from tests.repos import GGML_C, function, quiet
+from tests.repos import GGML_C, function, git, quiet
 from tests.series.conftest import Project, starts_twice, twice
 
 
@@ -37,6 +39,27 @@ def test_patches_for_another_pin_leave_those_for_the_first_as_they_are(pair: Pro
         assert series.check(pair.root, "pair", pair.cache, pin) == []
     assert starts_twice(pair.content(pair.apply("pair", pin=moved), "ggml/ggml.c")) == ["one", "three"]
     assert refresh(pair, moved) == []  # it refreshes the patches for that pin
+
+
+def test_nothing_is_written_through_a_link(pair: Project, tmp_path: Path) -> None:
+    """A repository can bring a link of that name, to anywhere."""
+    moved, there = pair.new_pin({"ggml/ggml.c": function("zero") + GGML_C}), tmp_path / "there"
+    there.mkdir()
+    (pair.root / "patches" / "pair" / moved[:12]).symlink_to(there)
+    with pytest.raises(SpecError, match=f"{moved[:12]} is a symbolic link, and nothing is written there"):
+        series.refresh(pair.root, "pair", pair.cache, moved, beside=True)
+    git(pair.clone, "checkout", "--quiet", moved)
+    with pytest.raises(SpecError, match="is a symbolic link"):
+        series.export(pair.root, "pair", pair.cache, moved, pair.clone, beside=True)
+    assert list(there.iterdir()) == []
+
+
+def test_a_part_that_does_not_apply_names_its_series(pair: Project) -> None:
+    moved = pair.new_pin({"ggml/ggml.c": function("zero") + GGML_C})
+    part = pair.read("pair:1-2")
+    with Stack.on(pair.cache, moved) as stack, pytest.raises(PatchError, match="series pair:1-2: three") as caught:
+        stack.push(part, part.patches[0])
+    assert caught.value.next == f"dgxlab patch refresh pair --pin {moved}"
 
 
 def test_function_that_moved(pair: Project) -> None:
