@@ -87,6 +87,16 @@ class _PinOptions:
         return cache
 
 
+def known_series(root: Path, names: Sequence[str]) -> Sequence[str]:
+    """Return `names`, or without any all series of a project; UsageError if it has no such one."""
+    from dgxlab import series
+
+    known = series.names(root)
+    if unknown := [name for name in names if name not in known]:
+        raise UsageError(f"{root / 'patches'} has no series {unknown[0]!r}", next="dgxlab patch list")
+    return names or known
+
+
 @app.add
 def list_(*, out: Out) -> None:
     """List the series of this project with their digests.
@@ -121,9 +131,7 @@ def check(
     from dgxlab import series
 
     root = project.root()
-    known = series.names(root)
-    if unknown := [name for name in names or () if name not in known]:
-        raise UsageError(f"{root / 'patches'} has no series {unknown[0]!r}", next="dgxlab patch list")
+    known_series(root, names or ())
     cache, each = options.fetch_each(names or (), out)
     rows, lines, bad = [], [], []
     for at, wanted in each.items():

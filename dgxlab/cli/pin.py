@@ -12,6 +12,7 @@ from typer import Argument, Option
 
 from dgxlab.cli._app import App, Workspace, experiment, readable_experiments
 from dgxlab.cli._out import Out, table
+from dgxlab.cli.patch import known_series
 from dgxlab.cli.run import MeasureOptions
 from dgxlab.cli.search import shown_verdicts
 from dgxlab.errors import CheckFailed, UsageError
@@ -61,23 +62,22 @@ def check(
 
     Example: dgxlab pin check b6900 --like quickstart
     """
-    from dgxlab import series
     from dgxlab.cli._display import display
     from dgxlab.lab.upgrade import Check
     from dgxlab.source import PinCache, full_id
 
     others = readable_experiments(out.note)
     spec = experiment(like, options.set_, options.host)
+    wanted = known_series(Path(spec.root), names or ())
     sources = list(dict.fromkeys(chain(*(each.sources for each in others), spec.sources)))
     pin = full_id(name, sources, PinCache(trusted=options.trust_source), out.note)
     if pin == spec.pin:
         raise UsageError(f"{spec.name} is on pin {pin[:12]} already", next="name a newer one, or another --like")
-    root = Path(spec.root)
     asked = Check(spec, pin, sources, screen, 60 * options.wait)
-    where = replace(workspace, project=root, trust_source=options.trust_source)
+    where = replace(workspace, project=Path(spec.root), trust_source=options.trust_source)
     rows = []
     with where.lab(create=True) as lab, display(out) as watch:
-        for row in asked.rows(lab, names or series.names(root), others, watch):
+        for row in asked.rows(lab, wanted, others, watch):
             rows.append(row)
             out.note(": ".join(filter(None, [row.series or "stock", row.reason or "checked"])))
     out.result({"pin": pin, "from": spec.pin, "rows": rows}, lambda: _table(rows))
@@ -102,5 +102,6 @@ def _table(rows: Sequence[Upgrade]) -> str:
         shown.append({**words, "screen": verdict})
         notes += [f"{name}: {text}" for text in shown_verdicts(row.verdicts)]
         notes += [f"{name}: {row.reason}{f'; next: {row.next}' if row.next else ''}"] if row.reason else []
+        notes += [f"{name}: {problem}" for problem in row.problems]
         notes += [f"{name}: its CUDA files were not compiled, as GGML_CUDA is off"] if row.uncompiled else []
     return "\n".join([table(shown), *([""] if notes else []), *notes])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dgxlab import series
-from dgxlab.errors import ConditionsError, DgxlabError
+from dgxlab.errors import ConditionsError, DgxlabError, PatchError, SpecError
 from dgxlab.lab import Lab, Watch, session
 from dgxlab.lab.search import FAULTS, Search, Subject, cause, gated
 from dgxlab.lab.session import Request
@@ -30,6 +30,7 @@ class Upgrade:
     sessions: tuple[str, ...] = ()
     reason: str = ""  # why a column is empty or says no
     next: str = ""  # the command that helps
+    problems: tuple[str, ...] = ()  # of a series that applies, as `series.check` finds them
     uncompiled: bool = False  # it changes CUDA files, and the experiment builds none
 
 
@@ -52,15 +53,20 @@ class Check:
         Raises:
             DgxlabError: for an error that does not lie in what is built.
         """
+        root = Path(self.experiment.root)
         lab.cache.ensure(self.pin, self.sources, lambda note: watch(events.NoteEvent(note=note)))
         for name in ("", *names):
-            problems = series.check(Path(self.experiment.root), name, lab.cache, self.pin) if name else []
-            if problems:
-                mend = f"dgxlab patch refresh {name} --pin {self.pin} --beside"
-                yield Upgrade(name, applies=False, reason=problems[0], next=mend)
-            else:
-                alone = [gate for each in others if name and each.series == (name,) for gate in each.gates]
-                yield self._row(lab, name, {gate.op for gate in alone if isinstance(gate, ParityGate)}, watch)
+            try:
+                series.apply(lab.cache, self.pin, [series.read(root, name, self.pin)] if name else [])
+            except (PatchError, SpecError) as error:
+                port = f"dgxlab patch refresh {name} --pin {self.pin} --beside"
+                mend = port if isinstance(error, PatchError) else error.next
+                yield Upgrade(name, applies=False, reason=error.message, next=mend)
+                continue
+            alone = [gate for each in others if name and each.series == (name,) for gate in each.gates]
+            row = self._row(lab, name, {gate.op for gate in alone if isinstance(gate, ParityGate)}, watch)
+            problems = series.check(root, name, lab.cache, self.pin) if name else ()
+            yield replace(row, problems=tuple(problems))
 
     def _row(self, lab: Lab, name: str, ops: set[str], watch: Watch) -> Upgrade:
         old = replace(gated(self.experiment), series=tuple(filter(None, [name])))

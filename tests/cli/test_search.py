@@ -161,3 +161,17 @@ def test_a_new_pin_is_tried_with_every_series(many: Project) -> None:
     assert stock["gates"] == row["gates"] == {"MUL_MAT": "4/4, 1 unsupported"}
     assert {verdict["verdict"] for _, verdict in stock["verdicts"]} <= {"inconclusive", "same"}
     assert many.run("pin", "check", many.machine.pin, "--like", "plain").rc == 2
+    assert many.run("pin", "check", later, "othr", "--like", "plain").next == "dgxlab patch list"
+
+
+def test_a_series_that_only_looks_otherwise_applies(many: Project, tmp_path: Path) -> None:
+    """A patch that git would write in another way is built all the same, and a note says so."""
+    other = many.checkout(tmp_path / "other")
+    commit(other, "toy : other", "tools/llama-completion.c", "", "int other;\n")
+    many.ok("patch", "export", "other", "--tree", other)
+    patch = many.folder / "patches" / "other" / "toy-other.patch"
+    patch.write_text(f"{patch.read_text()}-- \n2.0\n\n")
+    spec(many, "plain", STREAM.replace("series: [many]\n", ""))
+    ran = many.ok("pin", "check", many.machine.later, "other", "--like", "plain", "--no-screen")
+    assert [line.split()[1:3] for line in ran.out.splitlines()[2:3]] == [["yes", "yes"]]
+    assert "other: toy-other.patch is not as git format-patch writes it" in ran.out
