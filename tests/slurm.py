@@ -20,7 +20,7 @@ import pytest
 NODES = ("node1", "node2")
 GPUS = 4
 """Of each node; they are links to a device, which no program opens."""
-START_S = 20.0
+START_S = 60.0
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
 
 CONFIG = """ClusterName=toy
@@ -50,7 +50,7 @@ PreemptMode=REQUEUE
 MpiDefault=none
 SwitchType=switch/none
 ReturnToService=2
-KillWait=5
+KillWait=30
 MinJobAge=300
 InactiveLimit=0
 GresTypes=gpu
@@ -119,7 +119,7 @@ def slurm(folder: Path) -> Iterator[Slurm]:
     for part in ("state", *(f"spool.{node}" for node in NODES)):
         (folder / part).mkdir(parents=True)
     folder.chmod(0o711)
-    ctld, *ports = _free_ports(1 + len(NODES))
+    probes, (ctld, *ports) = _free_ports(1 + len(NODES))
     text = CONFIG.format(folder=folder, ctld=ctld, gpus=GPUS, nodes=",".join(NODES), ports=",".join(map(str, ports)))
     (folder / "slurm.conf").write_text(text)
     for number in range(GPUS):
@@ -146,7 +146,8 @@ def slurm(folder: Path) -> Iterator[Slurm]:
                 os.kill(pid, signal.SIGKILL)
         for child in running.children.values():
             child.wait()
-        log.close()
+        for each in (*probes, log):
+            each.close()
 
 
 def _of(folder: Path) -> Iterator[int]:
@@ -162,14 +163,13 @@ def found(name: str) -> str:
     return shutil.which(name) or f"/usr/sbin/{name}"
 
 
-def _free_ports(number: int) -> Sequence[int]:
+def _free_ports(number: int) -> tuple[Sequence[socket.socket], Sequence[int]]:
+    """Return ports that no other program is given as long as the sockets are open; the daemons can listen there."""
     probes = [socket.socket() for _ in range(number)]
     for probe in probes:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the daemons do: so both may be bound
         probe.bind(("127.0.0.1", 0))
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
+    return probes, [int(probe.getsockname()[1]) for probe in probes]
 
 
 def _wait_for(path: Path, running: Slurm) -> None:

@@ -34,6 +34,7 @@ from dgxlab.errors import AGAIN, BuildFailed
 from dgxlab.model import BuildStep, Source, Toolchain, build_id, digest, from_json, to_json
 from dgxlab.model.events import BuildEvent
 from dgxlab.model.reasons import left_running
+from dgxlab.replies import LIVE
 from dgxlab.tools.rows import plain
 
 if TYPE_CHECKING:
@@ -279,7 +280,7 @@ def copy_output(job: Job, out: BinaryIO) -> None:
     wanted = sum(step["kind"] == "build" for step in json.loads(job.plan.read_text())["steps"])
     streams: dict[int, BinaryIO] = {}  # by inode: the files are appended to the log and deleted when a command ends
     while True:
-        ended = job.status().state != "running" or job.journal.read_bytes().count(b'"event":"build"') >= wanted
+        ended = job.status().state not in LIVE or _built(job) >= wanted
         for path in [*job.folder.glob("build*.part"), *job.folder.glob("build*.errors")]:
             with suppress(FileNotFoundError):
                 if (inode := path.stat().st_ino) not in streams:
@@ -293,6 +294,10 @@ def copy_output(job: Job, out: BinaryIO) -> None:
         if ended:
             return
         time.sleep(LOOK_S)
+
+
+def _built(job: Job) -> int:
+    return job.journal.read_bytes().count(b'"event":"build"') if job.journal.exists() else 0
 
 
 def progress(line: str) -> tuple[int, int, str] | None:

@@ -39,6 +39,10 @@ _LOOKS_S = (0.5, 10.0)
 _Ran = subprocess.CompletedProcess[str]
 _CARRIED = ("PATH", "HOME", "USER", "LOGNAME", "DGXLAB_ROOT", "DGXLAB_LOCKS")
 """Variables of the login that a job has too."""
+_TAKES_JOBS = ("idle", "plnd", "mix", "comp", "alloc")
+"""States of nodes, as sinfo abbreviates them, without the marks of those that sleep or are planned for another job."""
+_OPTIONS = re.compile("(SBATCH|SRUN|SQUEUE|SINFO|SACCT|SCANCEL|SLURM)_(?!CONF|JWT)")
+"""Variables that are options to Slurm's programs: what the login sets for its user must not change a job."""
 _DRY = "#!/bin/sh\n:\n"
 
 
@@ -195,8 +199,8 @@ def nodes(root: Root) -> list[dict[str, Any]]:
     if asked.returncode != 0:
         raise Silent(f"sinfo on {settings().name} failed: {_said(asked)}", next=AGAIN)
     states = dict(line.split("|") for line in asked.stdout.splitlines() if line.count("|") == 1)
-    up = {name: state for name, state in states.items() if state.rstrip("~#") in ("idle", "mix", "alloc", "comp")}
-    order = sorted(up, key=lambda name: ("idle mix comp alloc".find(up[name][:3]), name))
+    up = {name: state for name, state in states.items() if state.rstrip("~#-+") in _TAKES_JOBS}
+    order = sorted(up, key=lambda name: (_TAKES_JOBS.index(up[name].rstrip("~#-+")), name))
     return [{"name": name, "state": up[name], "facts": _facts(root, name)} for name in order]
 
 
@@ -273,7 +277,8 @@ def _script(folder: Path) -> str:
 
 def _run(program: str, *words: str, stdin: str = "", patience_s: float = PATIENCE_S) -> _Ran:
     """Run one of Slurm's programs; raises Silent if it is missing or does not end in time."""
-    env = {**os.environ, "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
+    env = {name: value for name, value in os.environ.items() if not _OPTIONS.match(name)}
+    env |= {"LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
     try:
         return subprocess.run(
             [program, *words], input=stdin, capture_output=True, text=True, env=env, timeout=patience_s, check=False

@@ -238,7 +238,7 @@ _CANCELLED: FinalStatus = {"exit_code": 130, "status": "cancelled", "message": "
 
 def _terminated(job: Job, worker: Worker | None = None) -> FinalStatus:
     """Return the end of a job that has got TERM: from the user, or from Slurm for a reason of its own."""
-    if not slurm.allocation() or (job.folder / CANCELLED).exists():
+    if not (job.folder / slurm.FILE).exists() or (job.folder / CANCELLED).exists():
         return _CANCELLED
     lost = JobLost(f"Slurm ended the job: {slurm.why_ended()}; what it measured is kept", next=AGAIN)
     if worker:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -37,13 +36,12 @@ def run_all(
     Raises:
         Interrupted: on Ctrl-C; the jobs go on.
     """
-    waiting, ended, broken = deque(requests), dict[str, Member](), list[BaseException]()
+    waiting, ended, broken = iter(requests), dict[str, Member](), list[BaseException]()
 
     def work() -> None:
         try:
             with open_lab() as lab:
-                while waiting and not broken:
-                    request = waiting.popleft()
+                while not broken and (request := next(waiting, None)):
                     name = request.experiment.host
                     ended[name] = _one(lab, request, watch(name))
         except BaseException as error:  # a bug, or a record that cannot be opened: the main thread raises it

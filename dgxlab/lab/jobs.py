@@ -224,10 +224,10 @@ def _only_running(lab: Lab, where: str | None) -> tuple[Host, str]:
         known = lab.store.unfinished()
         running = [(lab.connect(job.host), job.job_id) for job in known]
         if len(running) > 1:  # the record may not know yet that some have ended
-            running = [(host, job_id) for host, job_id in running if host.status(job_id).state == "running"]
+            running = [(host, job_id) for host, job_id in running if host.status(job_id).state in LIVE]
     else:
         host = lab.connect(where)
-        running = [(host, job.job_id) for job in host.jobs() if job.state == "running"]
+        running = [(host, job.job_id) for job in host.jobs() if job.state in LIVE]
     if len(running) == 1:
         return running[0]
     asked = f"dgxlab jobs --host {where}" if where else "dgxlab jobs"
@@ -287,7 +287,9 @@ def _interruptible(store: Store, job_id: str) -> Iterator[None]:
         if store.find_job(job_id) is None:
             raise
         message = f"stopped watching; job {job_id} goes on, and dgxlab cancel {job_id} ends it"
-        raise Interrupted(message, next=f"dgxlab attach {job_id}") from None
+        stopped = Interrupted(message, next=f"dgxlab attach {job_id}")
+        stopped.job_id = job_id
+        raise stopped from None
 
 
 @contextmanager
