@@ -37,7 +37,10 @@ class Slurm:
 
 
 def limit_s(text: str) -> float:
-    """Return a time limit in seconds: minutes, M:S, H:M:S, D-H, D-H:M or D-H:M:S; ValueError for anything else."""
+    """Return a time limit in seconds: minutes, M:S, H:M:S, D-H, D-H:M or D-H:M:S; ValueError for anything else.
+
+    No time at all is no limit.
+    """
     form = re.fullmatch(r"(?:(\d{1,4})-)?(\d{1,7})(?::(\d{1,2}))?(?::(\d{1,2}))?", text)
     if not form:
         raise ValueError("must be a time as Slurm writes it: 90 (minutes), 2:00:00 or 1-12:00:00")
@@ -46,4 +49,4 @@ def limit_s(text: str) -> float:
     if days is None:
         numbers = [0, *numbers, 0][-3:] if len(numbers) == 1 else [0, *numbers][-3:]
     hours, minutes, seconds = [*numbers, 0, 0][:3]
-    return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds)
+    return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds) or math.inf

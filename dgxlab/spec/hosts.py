@@ -32,11 +32,18 @@ _Ssh = Annotated[str, Text(DESTINATION.pattern, "what ssh is given: an alias, us
 
 
 _Option = Annotated[str, Text(r"--?[A-Za-z][^\0\n]*", "an option of sbatch, as --qos=low")]
-_OURS = re.compile(
-    r"--(job-name|export|export-file|parsable|array|wrap|signal|output|error|input|chdir|nodes|nodelist|wait)(=.*)?"
-    r"|-[JaoeiDNwW].*"
+_OURS = (
+    *("job-name", "export", "export-file", "parsable", "array", "wrap", "signal", "output", "error", "input", "chdir"),
+    *("nodes", "nodelist", "wait", "clusters", "test-only", "help", "usage", "version"),
 )
-"""Options of sbatch on which the way back to a job depends."""
+"""Options of sbatch on which the way back to a job depends; sbatch knows them by their first letters too."""
+_OURS_SHORT = re.compile(r"-[HkOsQv]*[JaoeiDNwWMhV]")
+"""The same, also behind letters without a value."""
+
+
+def _sets_ours(word: str) -> bool:
+    name = word.partition("=")[0].removeprefix("--")
+    return bool(_OURS_SHORT.match(word)) or (word.startswith("--") and any(each.startswith(name) for each in _OURS))
 
 
 class _Submission(Strict):
@@ -59,7 +66,7 @@ class _Submission(Strict):
     @field_validator("extra")
     @classmethod
     def _not_ours(cls, extra: list[str]) -> list[str]:
-        if ours := [word for word in extra if _OURS.fullmatch(word)]:
+        if ours := [word for word in extra if _sets_ours(word)]:
             raise ValueError(f"{ours[0]} is an option that dgxlab sets itself")
         return extra
 
@@ -153,7 +160,9 @@ def to_consent(entry: HostEntry, own: Path) -> dict[str, object]:
     if entry.file in ("", str(own)):
         return {}
     keys = {"local": not entry.ssh, "python": entry.python, "path_prepend": list(entry.path_prepend)}
-    keys["slurm"] = entry.slurm.options() if entry.slurm else []
+    if slurm := entry.slurm:
+        build = dict(slurm.build or {})
+        keys["slurm"] = [*slurm.options(), *Slurm(**{**build, "extra": tuple(build.get("extra", ()))}).options()]
     return {key: value for key, value in {**keys, "env": dict(entry.env), "lock": entry.lock}.items() if value}
 
 

@@ -1,5 +1,6 @@
 """hosts.yaml."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -153,10 +154,14 @@ def test_a_cluster_and_its_nodes(tmp_path: Path) -> None:
         find_host("cluster", [own, path])
     consent(look_up("cluster", [own, path]), own)
     assert find_host("cluster/node2", [own, path]).slurm
+    write(path, "cluster: {ssh: login, slurm: {build: {extra: --prolog=x}}}\n")
+    with pytest.raises(HostError, match="sets its slurm"):
+        find_host("cluster", [own, path])
 
 
 @pytest.mark.parametrize(
-    ("limit", "seconds"), [("90", 5400), ("2:30", 150), ("1-12", 129600), ("1-12:30", 131400), ("1-0:0:5", 86405)]
+    ("limit", "seconds"),
+    [("90", 5400), ("2:30", 150), ("1-12", 129600), ("1-12:30", 131400), ("1-0:0:5", 86405), ("0", math.inf)],
 )
 def test_a_time_limit_in_slurms_forms(limit: str, seconds: float) -> None:
     assert limit_s(limit) == seconds
@@ -168,6 +173,9 @@ def test_a_time_limit_in_slurms_forms(limit: str, seconds: float) -> None:
         ("time: soon", "must be a time as Slurm writes it"),
         ("extra: --job-name=x", "--job-name=x is an option that dgxlab sets itself"),
         ("extra: -Jx", "-Jx is an option that dgxlab sets itself"),
+        ("extra: --job=x", "--job=x is an option that dgxlab sets itself"),
+        ("extra: -QMother", "-QMother is an option that dgxlab sets itself"),
+        ("extra: --test-only", "--test-only is an option that dgxlab sets itself"),
         ("extra: qos", "an option of sbatch"),
         ("build: there", "login"),
         ("queue: gpu", "queue"),
