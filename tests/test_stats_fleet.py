@@ -65,6 +65,7 @@ def test_a_device_that_stands_out() -> None:
 
 def test_spread_is_a_share() -> None:
     assert spread([100.0]) is None
+    assert spread([100.0, 0.0]) is None
     assert spread([100.0, 110.0]) == pytest.approx(math.log(1.1) / math.sqrt(2))
 
 

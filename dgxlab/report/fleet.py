@@ -26,18 +26,33 @@ _POOLED = "effects of the devices are pooled as random effects, so that the verd
 
 
 def collect_fleet(store: Store, asks: Sequence[Ask]) -> Page:
-    """Return an experiment's cells on several devices, given an ask for each; devices without results are left out."""
-    found = [find_evidence(store, ask) for ask in asks]
+    """Return an experiment's cells on several devices, given an ask for each; devices without results are left out.
+
+    A device with several names counts once, under the first.
+    """
+    of_device: dict[str, Ask] = {}
+    for ask in asks:
+        of_device.setdefault(ask.device_id or ask.host, ask)
+    found = [find_evidence(store, ask) for ask in of_device.values()]
     arms = [replace(arm, name=arm.ask.host) for arm in found if arm.measured]
     tables = [table for tool in _tools(arms) for table in _of_tool(tool, arms)]
-    return Page("fleet", tuple(tables), f"{len(arms)} of {len(asks)} devices measured")
+    return Page("fleet", tuple(tables), f"{len(arms)} of {len(found)} devices measured")
 
 
 def collect_fleet_sessions(store: Store, jobs: Mapping[str, str]) -> Page:
-    """Return the verdicts of A/B sessions of the same arms over their devices, given the session of each host."""
+    """Return the verdicts of A/B sessions of the same arms over their devices, given the session of each host.
+
+    A device with several names counts once, under the first. There must be a session.
+    """
     from dgxlab.report.session import ChainSession
 
-    sessions = {host: ChainSession(store, store.job(job_id)) for host, job_id in jobs.items()}
+    sessions: dict[str, ChainSession] = {}
+    devices = set[str]()
+    for host, job_id in jobs.items():
+        device = next((each.id for each in store.devices(job_id).values()), host)
+        if device not in devices:
+            sessions[host] = ChainSession(store, store.job(job_id))
+        devices.add(device)
     by_cell: dict[tuple[str, ...], dict[str, Verdict]] = {}
     names: dict[tuple[str, ...], str] = {}
     for host, session in sessions.items():
@@ -49,7 +64,9 @@ def collect_fleet_sessions(store: Store, jobs: Mapping[str, str]) -> Page:
     rows = [_pooled_row(names[key], by_cell[key], each) for key, each in zip(by_cell, pooled, strict=True)]
     words = [each.verdict for each in pooled]
     counts = ", ".join(f"{words.count(word)} {word}" for word in stats.VERDICTS if word in words)
-    return Page("fleet", tuple(_session_tables(sessions, names, by_cell, rows)), f"over {len(jobs)} devices: {counts}")
+    return Page(
+        "fleet", tuple(_session_tables(sessions, names, by_cell, rows)), f"over {len(sessions)} devices: {counts}"
+    )
 
 
 def _tools(arms: Sequence[Evidence]) -> list[str]:

@@ -39,8 +39,8 @@ def outliers(values: Sequence[float]) -> list[int]:
 
 
 def spread(values: Sequence[float]) -> float | None:
-    """Return the standard deviation of the values' logarithms, a share; None for fewer than two."""
-    return statistics.stdev([math.log(value) for value in values]) if len(values) > 1 else None
+    """Return the standard deviation of the values' logarithms, a share; None for fewer than two, or with a zero."""
+    return statistics.stdev([math.log(value) for value in values]) if len(values) > 1 and min(values) > 0 else None
 
 
 def estimate(verdict: Verdict) -> tuple[float, float] | None:
