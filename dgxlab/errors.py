@@ -116,6 +116,9 @@ class JobLost(DgxlabError, exit_code=12):
 class Interrupted(DgxlabError, exit_code=130):
     """The user stopped the client; the job goes on."""
 
+    job_id = ""
+    """Of the job that goes on, "" for none or several."""
+
 
 def by_exit_code(code: int) -> type[DgxlabError]:
     """Return the class whose exit code is `code`, or DgxlabError for an unknown one."""

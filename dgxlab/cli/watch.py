@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,7 +41,7 @@ def watch(
     workspace = options.at(workspace, request)
     out.note(workspace.where)
     count = 0
-    with workspace.lab(create=True) as lab:
+    with workspace.lab(create=True) as lab, suppress(KeyboardInterrupt):  # also while a line is printed
         for each in rounds(lab, request):
             count = each.number
             out.lines([vars(each)], partial(_line, each))

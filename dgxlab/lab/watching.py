@@ -13,7 +13,6 @@ from dgxlab.errors import DgxlabError, Interrupted
 from dgxlab.lab import Lab
 from dgxlab.lab.jobs import settle
 from dgxlab.lab.session import Request, run
-from dgxlab.model import events
 from dgxlab.source.git import Git
 
 LOOK_S = 0.5  # pause between two looks at the checkout
@@ -40,31 +39,28 @@ def rounds(lab: Lab, request: Request) -> Iterator[Round]:
     Raises DgxlabError for an error before the first job runs; later ones are in their round.
     """
     assert request.tree
-    running, last, number = "", None, 0
-
-    def see(event: events.Event) -> None:
-        nonlocal running
-        if isinstance(event, events.JobEvent):
-            running = event.job_id
-
+    number, seen, last = 0, None, None
     try:
         while True:
-            if (now := _state(request.tree)) == last:
+            before, seen = seen, _state(request.tree)
+            if seen == last or seen != before:  # until two looks are equal, files are being written
                 time.sleep(LOOK_S)
                 continue
-            last, running, number = now, "", number + 1
-            yield _round(lab, request, see, number)
-    except (KeyboardInterrupt, Interrupted):
-        if running and not lab.store.job(running).ended:
+            last, number = seen, number + 1
+            yield _round(lab, request, number)
+    except KeyboardInterrupt:
+        pass
+    except Interrupted as stopped:
+        if stopped.job_id and not lab.store.job(stopped.job_id).ended:
             host = lab.connect(request.experiment.host)
-            host.cancel(running)
+            host.cancel(stopped.job_id)
             settle(lab, host, None, lambda event: None)
 
 
-def _round(lab: Lab, request: Request, watch: Any, number: int) -> Round:
+def _round(lab: Lab, request: Request, number: int) -> Round:
     begin = time.monotonic()
     try:
-        outcome = run(lab, request, watch)
+        outcome = run(lab, request, lambda event: None)
     except Interrupted:
         raise
     except DgxlabError as error:
