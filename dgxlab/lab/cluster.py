@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 from dgxlab.agent.slurm import BEFORE_LIMIT_S
 from dgxlab.errors import DgxlabError, JobLost, SpecError, edit
-from dgxlab.lab import Lab, Watch, noted
-from dgxlab.lab.jobs import start_and_follow
+from dgxlab.lab import Lab, Side, Watch, noted
+from dgxlab.lab.jobs import join, start_and_follow
 from dgxlab.lab.outlook import least_s
 from dgxlab.model import BuildStep, Plan
 from dgxlab.plan import new_job_id
@@ -43,17 +44,25 @@ def refuse_short(store: Store, host: Host, job: Plan, device: str) -> None:
         raise SpecError(f"{why}, of which Slurm takes the last two minutes", next=edit(host.entry.file))
 
 
-def build_first(lab: Lab, host: Host, job: Plan, probe: Probe, watch: Watch) -> DgxlabError | None:
-    """Build a plan's arms where slurm.build says so, and return the error of that; None if nothing is said.
+def build_first(lab: Lab, host: Host, job: Plan, sides: Sequence[Side], probe: Probe, watch: Watch) -> bool:
+    """Build a plan's arms where slurm.build says so, and return whether it says so.
 
-    What is built there is used if compilers and processor are those of the node; if not, the node builds it again.
+    What is built there is used if compilers and processor are those of the node; if not, the node builds it again. A
+    build that another client has begun is followed to its end.
+
+    Raises DgxlabError: the error of the job that builds.
     """
     slurm = host.entry.slurm
     if slurm is None or slurm.build is None:
-        return None
+        return False
     given = {**slurm.build, "extra": tuple(slurm.build.get("extra", ()))}
     where = host.at(replace(slurm, **{**_GPU_ALONE, **given}) if slurm.build else None)
     steps = tuple(step for step in job.steps if isinstance(step, BuildStep))
-    first = replace(job, job_id=new_job_id(f"{job.name}-build"), kind="gate", steps=steps)
+    # with a baseline its subject is not that of a run, which nobody must take it for
+    baseline = job.baseline or job.experiment
+    first = replace(job, job_id=new_job_id(f"{job.name}-build"), kind="gate", baseline=baseline, steps=steps)
     noted(watch)("building first, without a GPU")
-    return start_and_follow(lab, where, first, probe, watch)
+    followed = join(lab, host, first.subject, sides, probe, watch)
+    if not followed and (error := start_and_follow(lab, where, first, probe, watch)):
+        raise error
+    return True

@@ -79,11 +79,11 @@ class Outcome:
     error: DgxlabError | None = None  # the error, None on success
 
 
-def run(lab: Lab, request: Request, watch: Watch, restarts: int = cluster.RESTARTS) -> Outcome:
+def run(lab: Lab, request: Request, watch: Watch) -> Outcome:
     """Measure what a request names and is not up to date, and record it.
 
     A job of the same subject that already runs, from a dead or another client, is followed first. Where Slurm ends a
-    job for others, another one goes on, up to `restarts` times.
+    job for others, another one goes on.
 
     Raises:
         SpecError: if arms cannot be compared, or a session would have too few cycles for its claims.
@@ -95,12 +95,22 @@ def run(lab: Lab, request: Request, watch: Watch, restarts: int = cluster.RESTAR
     request, sides = sourced(lab.cache, request, watch)
     for sentence in _compared(request):
         noted(watch)(sentence)
+    for _ in range(cluster.RESTARTS):
+        outcome = _once(lab, host, request, sides, watch)
+        if request.again or not cluster.may_go_on(host, outcome.error):
+            return outcome
+        noted(watch)(f"{outcome.error}: a new job does what is missing")
+    return _once(lab, host, request, sides, watch)
+
+
+def _once(lab: Lab, host: Host, request: Request, sides: Sequence[Side], watch: Watch) -> Outcome:
+    """Follow or start a job for a request whose sources are made, as `run`."""
     followed = settle(lab, host, request.subject, watch)
-    probe = prepare(host, sides, watch)
-    at = place(lab.store, host, request, sides, probe, followed)
-    if at.job and not followed and request.kind != "gate":
-        followed = join(lab, host, request.subject, sides, probe, watch)
-        at = place(lab.store, host, request, sides, prepare(host, sides, watch), followed) if followed else at
+    at = place(lab.store, host, request, sides, prepare(host, sides, watch), followed)
+    at, followed = _joined(lab, request, sides, at, followed, watch)
+    if at.job and cluster.build_first(lab, host, at.job, sides, at.probe, watch):  # others went on meanwhile
+        at = place(lab.store, host, request, sides, prepare(host, sides, watch), followed)
+        at, followed = _joined(lab, request, sides, at, followed, watch)
     todo, job, probe = at.todo, at.job, at.probe
     last = sides[-1]
     outcome = Outcome(followed, last.experiment, last.source, _device(last, probe), todo.planned, todo.reused)
@@ -118,12 +128,21 @@ def run(lab: Lab, request: Request, watch: Watch, restarts: int = cluster.RESTAR
             gates.append(event.status)
         watch(event)
 
-    error = cluster.build_first(lab, host, job, probe, watch) or start_and_follow(lab, at.host, job, probe, see)
-    if cluster.may_go_on(host, error) and not request.again and restarts:
-        noted(watch)(f"{error}: a new job does what is missing")
-        return run(lab, request, watch, restarts - 1)
+    error = start_and_follow(lab, at.host, job, probe, see)
     device = next(reversed(lab.store.devices(job.job_id).values()), outcome.device)  # which node it was is known now
     return replace(outcome, job_id=job.job_id, device=device, measured=len(measured), gates=gates, error=error)
+
+
+def _joined(
+    lab: Lab, request: Request, sides: Sequence[Side], at: Place, followed: str, watch: Watch
+) -> tuple[Place, str]:
+    """Follow another client's job of the same, if one runs; return what is left to do then, and the job's id."""
+    if at.job is None or followed or request.kind == "gate":
+        return at, followed
+    host = lab.connect(request.experiments[0].host)
+    if followed := join(lab, host, request.subject, sides, at.probe, watch):
+        at = place(lab.store, host, request, sides, prepare(host, sides, watch), followed)
+    return at, followed
 
 
 def full_plan(cache: PinCache, request: Request, watch: Watch) -> Plan:

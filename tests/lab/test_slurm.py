@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dgxlab.errors import RemoteError, SpecError
+from dgxlab.errors import BuildFailed, RemoteError, SpecError
 from dgxlab.lab.doctor import check_host
 from dgxlab.lab.session import Outcome
 from dgxlab.model import HostEntry, Session
@@ -259,6 +259,17 @@ def test_building_first(go: Go, build: dict[str, str], tmp_path: Path) -> None:
     assert not first["reused"]
     assert second["reused"]
     assert outcome.measured == outcome.planned
+
+
+@pytest.mark.parametrize("build", [{}, {"partition": "gpu"}])
+def test_a_build_that_fails_is_the_commands_error(go: Go, build: dict[str, str]) -> None:
+    lab = go(build=build)
+    with pytest.raises(BuildFailed) as failed:
+        lab.run(lab.experiment(cmake={"CMAKE_BUILD_RPATH_USE_ORIGIN": "OFF"}))
+    (job,) = lab.lab.store.rows("SELECT job_id, state FROM jobs")
+    assert job["state"] == "failed"
+    assert "-build-" in job["job_id"]
+    assert failed.value.next
 
 
 def test_the_doctor_looks_at_the_cluster(go: Go) -> None:
