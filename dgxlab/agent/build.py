@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
@@ -68,16 +68,18 @@ class Builder:
         stamp = installed(folder, self.identity)
         if folder.exists() and not stamp:
             self.bench.note(f"build {self.identity} is not what was installed: it is built anew")
-        reused = bool(stamp and set(self.arm.targets) <= set(stamp["binaries"]))
-        if stamp and reused:
-            os.utime(folder / _STAMP)  # its last use, for `host clean`
-        else:
-            # installed programs are built again too: in the work folder they may be those of another arm
-            others = sorted(set(stamp["binaries"] if stamp else ()) - set(self.arm.targets))
-            targets = sorted([*self.arm.targets, *others])
+        if not (reused := self._has_all(stamp)):
             with _held(self.work) as lock:
-                self._compile(targets, [*self.step.compile, *others], lock)
-                stamp = self._install(folder, targets)
+                stamp = installed(folder, self.identity)  # by another job, for which this one has waited
+                if not (reused := self._has_all(stamp)):
+                    # installed programs are built again too: in the work folder they may be those of another arm
+                    others = sorted(set(stamp["binaries"] if stamp else ()) - set(self.arm.targets))
+                    targets = sorted([*self.arm.targets, *others])
+                    self._compile(targets, [*self.step.compile, *others], lock)
+                    stamp = self._install(folder, targets)
+        assert stamp
+        if reused:
+            os.utime(folder / _STAMP)  # its last use, for `host clean`
         return BuildEvent(
             arm=self.arm.name,
             source=from_json(Source, stamp["source"]),
@@ -87,6 +89,9 @@ class Builder:
             seconds=time.monotonic() - begin,
             reused=reused,
         )
+
+    def _has_all(self, stamp: Mapping[str, Any] | None) -> bool:
+        return bool(stamp and set(self.arm.targets) <= set(stamp["binaries"]))
 
     def _compile(self, targets: Sequence[str], compile: Sequence[str], lock: int) -> None:
         for path in (self.work / "cmake" / "bin").glob("*"):
