@@ -58,7 +58,7 @@ def build_first(lab: Lab, host: Host, job: Plan, sides: Sequence[Side], probe: P
     given = {**slurm.build, "extra": tuple(slurm.build.get("extra", ()))}
     where = host.at(replace(slurm, **{**_GPU_ALONE, **given}) if slurm.build else None)
     steps = tuple(step for step in job.steps if isinstance(step, BuildStep))
-    # with a baseline its subject is not that of a run, which nobody must take it for
+    # with a baseline its subject is not that of a run, so that no client takes it for one
     baseline = job.baseline or job.experiment
     first = replace(job, job_id=new_job_id(f"{job.name}-build"), kind="gate", baseline=baseline, steps=steps)
     noted(watch)("building first, without a GPU")
