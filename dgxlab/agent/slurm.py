@@ -170,6 +170,8 @@ def allocation() -> dict[str, str]:
 def granted(gpus: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return those of a node's GPUs that Slurm has given to this process; all outside of a Slurm job."""
     named = allocation().get("gpus", "").split(",")
+    if "NoDevFiles" in named:  # Slurm's word for none
+        return []
     return [gpu for gpu in gpus if gpu["index"] in named or gpu["uuid"] in named] or list(gpus)
 
 

@@ -69,7 +69,8 @@ class Worker:
     def carry_out(self) -> DgxlabError | None:
         """Run all steps, except those of arms whose gates failed; return the worst error, None if there is none."""
         facts = self.bench.facts
-        slurm.remember(self.bench.root, facts)
+        if any(isinstance(step, GateStep | RunStep | ChainStep) for step in self.plan.steps):  # a build has no GPU
+            slurm.remember(self.bench.root, facts)
         self.emit(
             JobEvent(
                 job_id=self.bench.job.job_id,

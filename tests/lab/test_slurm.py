@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from dgxlab.agent.slurm import granted
 from dgxlab.errors import BuildFailed, RemoteError, SpecError
 from dgxlab.lab.doctor import check_host
 from dgxlab.lab.session import Outcome
@@ -262,14 +263,15 @@ def test_building_first(go: Go, build: dict[str, str], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("build", [{}, {"partition": "gpu"}])
-def test_a_build_that_fails_is_the_commands_error(go: Go, build: dict[str, str]) -> None:
-    lab = go(build=build)
+def test_a_build_that_fails_is_the_commands_error(go: Go, build: dict[str, str], tmp_path: Path) -> None:
+    lab = go(root=tmp_path / "root", build=build)
     with pytest.raises(BuildFailed) as failed:
         lab.run(lab.experiment(cmake={"CMAKE_BUILD_RPATH_USE_ORIGIN": "OFF"}))
     (job,) = lab.lab.store.rows("SELECT job_id, state FROM jobs")
     assert job["state"] == "failed"
     assert "-build-" in job["job_id"]
     assert failed.value.next
+    assert not (lab.root / "nodes").exists()  # what only builds says nothing of a node's GPUs
 
 
 def test_the_doctor_looks_at_the_cluster(go: Go) -> None:
@@ -280,3 +282,11 @@ def test_the_doctor_looks_at_the_cluster(go: Go) -> None:
     assert said["sacct"].state == "note"
     assert re.search(r"is shared with node node[12]$", said["root"].text)
     assert said["node"].state == "ok"
+
+
+@pytest.mark.parametrize(("named", "indices"), [("1", ["1"]), ("GPU-a", ["0"]), ("NoDevFiles", []), ("", ["0", "1"])])
+def test_the_gpus_of_a_job(named: str, indices: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SLURM_JOB_ID": "1", "SLURMD_NODENAME": "node1", "CUDA_VISIBLE_DEVICES": named}.items():
+        monkeypatch.setenv(name, value)
+    gpus = [{"index": "0", "uuid": "GPU-a"}, {"index": "1", "uuid": "GPU-b"}]
+    assert [gpu["index"] for gpu in granted(gpus)] == indices
