@@ -14,7 +14,7 @@ from dgxlab.lab.outlook import least_s
 from dgxlab.model import BuildStep, Plan
 from dgxlab.plan import new_job_id
 from dgxlab.store import Store
-from dgxlab.transport.host import Host, Probe
+from dgxlab.transport.host import Host, Node, Probe
 from dgxlab.units import duration
 
 RESTARTS = 5
@@ -28,6 +28,16 @@ def at_node(host: Host, node: str) -> Host:
     """Return a host whose jobs run on this node; a host without Slurm is its own node."""
     slurm = host.entry.slurm
     return host.at(replace(slurm, nodelist=node)) if slurm else host
+
+
+def same_gpus(host: Host, node: Node) -> bool:
+    """Return whether the next job on a node has the GPUs of the last one: a part of a node may be other GPUs each time.
+
+    Only then may its results be completed, and its noise floors decide.
+    """
+    slurm = host.entry.slurm
+    gpus = node.facts.details.get("gpus") if node.facts else None
+    return not (slurm and slurm.gres and gpus) or slurm.exclusive
 
 
 def may_go_on(host: Host, error: DgxlabError | None) -> bool:

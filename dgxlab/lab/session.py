@@ -276,7 +276,7 @@ def place(store: Store, host: Host, request: Request, sides: Sequence[Side], pro
         ConditionsError: as `plan_missing`.
     """
     places = []
-    for node in (node for node in probe.nodes if node.facts):
+    for node in (node for node in probe.nodes if node.facts and cluster.same_gpus(host, node)):
         assert node.facts
         with suppress(ConditionsError):
             there = replace(probe, facts=node.facts)

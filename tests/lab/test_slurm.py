@@ -13,11 +13,12 @@ import pytest
 
 from dgxlab.agent.slurm import granted
 from dgxlab.errors import BuildFailed, RemoteError, SpecError
+from dgxlab.lab import cluster as clusters
 from dgxlab.lab.doctor import check_host
 from dgxlab.lab.session import Outcome
 from dgxlab.model import HostEntry, Session
 from dgxlab.model import Slurm as Submission
-from dgxlab.transport.host import Host
+from dgxlab.transport.host import Host, Node
 from tests import machines
 from tests.lab.conftest import ToyLab, kinds, notes
 from tests.slurm import Slurm, slurm
@@ -242,6 +243,17 @@ def test_a_login_node_without_slurm(go: Go, tmp_path: Path) -> None:
         patch.setenv("PATH", str(bare))
         with pytest.raises(RemoteError, match="there is no sinfo on local"):
             lab.host.probe()
+
+
+def test_results_of_a_part_of_a_node_are_not_completed(go: Go) -> None:
+    """The next job may have other GPUs of it."""
+    lab = go()
+    facts = lab.host.probe().facts
+    with_gpus = replace(facts, details={**facts.details, "gpus": [{"uuid": "GPU-1"}]})
+    assert clusters.same_gpus(lab.host, Node("node1", "idle", facts))
+    assert not clusters.same_gpus(lab.host, Node("node1", "idle", with_gpus))
+    assert clusters.same_gpus(go("whole", exclusive=True).host, Node("node1", "idle", with_gpus))
+    assert clusters.same_gpus(go("cpu", gres="").host, Node("node1", "idle", with_gpus))
 
 
 def test_a_time_limit_that_the_plan_does_not_fit_is_refused(go: Go) -> None:
