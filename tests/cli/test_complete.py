@@ -49,7 +49,7 @@ def test_names(complete: Complete, line: str, words: list[str]) -> None:
 
 
 def test_sessions_by_either_name(complete: Complete, measured: Project) -> None:
-    (job,) = [row["job"] for row in measured.json("jobs")]
+    (job,) = [row["session"] for row in measured.json("sessions")]
     assert complete("dgxlab attach ") == [job[-6:]]
     assert complete(f"dgxlab logs {job[:8]}") == [job]
     assert sorted(complete("dgxlab report t")) == ["toy", "toy-b"]

@@ -216,8 +216,7 @@ def test_slurmctld_is_away_for_a_while(go: Go, cluster: Slurm) -> None:
     assert lab.host.status(job_id).state == "running"
     lab.release()
     cluster.start("slurmctld")
-    assert ended(lab, job_id) == "done"
-    cluster.wait_up()
+    assert ended(lab, job_id) == "done"  # by its journal; slurmctld may not know of its end for minutes
 
 
 @pytest.mark.parametrize(
