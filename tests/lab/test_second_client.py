@@ -131,7 +131,7 @@ def test_run_with_nothing_to_do_waits_for_nobody(mine: ToyLab, theirs: ToyLab, r
 def test_another_tree_is_not_joined(mine: ToyLab, theirs: ToyLab, running: Plan, slow: Experiment) -> None:
     side = theirs.side(slow)
     probe = probe_for(theirs.host, side)
-    assert probe.running == {running.job_id: slow.digest}
+    assert probe.running[running.job_id] == slow.digest
     elsewhere = replace(side, source=replace(side.source, tree="0" * 40))
     assert join(theirs.lab, theirs.host, slow.digest, [elsewhere], probe, quiet) == ""
     other = theirs.experiment(hypothesis="another")

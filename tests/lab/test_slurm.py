@@ -49,7 +49,7 @@ def go(cluster: Slurm, make_toy_lab: Go) -> Go:
     """Make labs whose host submits to the cluster, with these options."""
 
     def make(name: str = "lab", root: Path | None = None, **options: Any) -> ToyLab:
-        made = make_toy_lab(name, root=root) if root else make_toy_lab(name)
+        made = make_toy_lab(name, root=root or cluster.folder.parent / "root")  # for jobs killed here
         options = {"partition": "gpu", "gres": "gpu:4", "time": "1:00:00", **options}
         entry = HostEntry("local", path_prepend=(str(Path(sys.executable).parent),), slurm=Submission(**options))
         host = Host(made.host.transport, entry)
