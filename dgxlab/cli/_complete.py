@@ -12,19 +12,19 @@ from typer import Context
 from dgxlab.errors import DgxlabError
 from dgxlab.project import hosts_files, root, specs
 
-Found = list[tuple[str, str]]
-"""Words with their descriptions, "" for none."""
+Words = list[tuple[str, str]]
+"""Each with its description, "" for none."""
 
 
-def _quietly(words: Callable[[Context, str], Iterator[tuple[str, str]]]) -> Callable[[Context, str], Found]:
+def _quietly(words: Callable[[Context, str], Iterator[tuple[str, str]]]) -> Callable[[Context, str], Words]:
     """Return a function that lists the words with the beginning that was typed; an error ends the list."""
 
     @wraps(words)
-    def listed(context: Context, incomplete: str) -> Found:
-        found: Found = []
+    def listed(context: Context, incomplete: str) -> Words:
+        fitting: Words = []
         with suppress(DgxlabError, OSError):
-            found.extend(pair for pair in words(context, incomplete) if pair[0].startswith(incomplete))
-        return found
+            fitting.extend(pair for pair in words(context, incomplete) if pair[0].startswith(incomplete))
+        return fitting
 
     return listed
 
@@ -50,7 +50,7 @@ def sessions(context: Context, incomplete: str) -> Iterator[tuple[str, str]]:
             yield (job_id, "") if incomplete and job_id.startswith(incomplete) else (alias(job_id), job_id)
 
 
-def subjects(context: Context, incomplete: str) -> Found:
+def subjects(context: Context, incomplete: str) -> Words:
     """List experiments and sessions."""
     return [*experiments(context, incomplete), *sessions(context, incomplete)]
 

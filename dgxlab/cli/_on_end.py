@@ -52,8 +52,8 @@ def _run(argv: list[str], job: Job, result: str, out: Out) -> None:
             timeout=_LIMIT_S,
             check=False,
         )
-        said = ended.stderr.decode(errors="replace").strip().splitlines()
-        why = f"exit status {ended.returncode}" + (f", {said[-1]}" if said else "") if ended.returncode else ""
+        lines = ended.stderr.decode(errors="replace").strip().splitlines()
+        why = f"exit status {ended.returncode}" + (f", {lines[-1]}" if lines else "") if ended.returncode else ""
     except (OSError, subprocess.SubprocessError) as error:
         why = str(error)
     if why:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -21,7 +21,6 @@ from dgxlab.units import share
 if TYPE_CHECKING:
     from dgxlab.lab.session import Request
     from dgxlab.report import SessionReport
-    from dgxlab.store import Job
 
 _STOCK = "stock"  # the experiment that two checkouts are measured with, unless another is named
 Same = StrEnum("Same", ["matrix", "models", "session", "host"])  # differences between the arms that --allow can permit
@@ -290,7 +289,9 @@ def _measure(
     out.note(workspace.where)
     request, *others = (replace(each, wait_s=60.0 * options.wait) for each in options.on_hosts(request))
     if others:
-        _measure_fleet([request, *others], workspace, out, fail_on, tell, wide=wide)
+        from dgxlab.cli._fleet import measure_fleet
+
+        measure_fleet([request, *others], workspace, out, fail_on, tell, wide=wide)
         return
     with workspace.lab(create=True) as lab:
         with display(out) as watch:
@@ -318,57 +319,6 @@ def _measure(
         raise_for_verdicts(page, outcome.error, fail_on)
     elif outcome.error:
         raise outcome.error
-
-
-def _measure_fleet(
-    requests: Sequence[Request],
-    workspace: Workspace,
-    out: Out,
-    fail_on: Collection[str],
-    tell: Callable[[Job, str], None],
-    *,
-    wide: bool,
-) -> None:
-    """Run a request on several hosts, print their report, then raise the first error."""
-    from dgxlab import report
-    from dgxlab.cli._display import Lines
-    from dgxlab.lab import fleet
-    from dgxlab.report.ask import of_experiment
-
-    def watch(host: str) -> Callable[[Any], None]:
-        lines = Lines()
-
-        def see(event: Any) -> None:
-            for line in lines.of(event):
-                out.note(f"{host}: {line}")
-
-        return see
-
-    first = requests[0]
-    with workspace.lab(create=True) as lab:
-        members = fleet.run_all(workspace.lab, requests, watch)
-        for member in (each for each in members if each.error):
-            out.note(f"{member.host}: {member.error}")
-        error = next((member.error for member in members if member.error), None)
-        ended = [(request, member.outcome) for request, member in zip(requests, members, strict=True) if member.outcome]
-        if error and not ended:
-            raise error
-        if first.baseline:
-            page = report.collect_fleet_sessions(lab.store, {r.experiment.host: o.job_id for r, o in ended})
-        else:
-            page = report.collect_fleet(
-                lab.store, [of_experiment(r.experiment, outcome.source, outcome.device) for r, outcome in ended]
-            )
-        out.report(page, lambda: report.render_page(page, wide=wide))
-        for _, outcome in ended:
-            if outcome.job_id:
-                tell(lab.store.job(outcome.job_id), page.summary)
-    out.note(f"{plural(len(members), 'host')}, {page.summary}; recorded in {workspace.database}")
-    if error:
-        raise error
-    words = {str(row["verdict"]) for row in page.tables[0].rows if "verdict" in row} if page.tables else set()
-    if failed := [word for word in fail_on if word in words]:
-        raise CheckFailed(f"a verdict over the devices is {failed[0]}, on which to fail", next="dgxlab report")
 
 
 def _show_plan(request: Request, effect: str | None, workspace: Workspace, out: Out, *, beside: bool) -> None:

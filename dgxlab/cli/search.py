@@ -65,8 +65,8 @@ def bisect(  # noqa: PLR0913 - each is an option
         out.note(f"{steps[answer.step].name}: {answer.compared.reason or what}")
 
     with _lab(options, workspace, spec) as lab, display(out) as watch:
-        found = search.bisect(lab, steps, by, watch, confidence=confidence, on_answer=tell)
-    _show_found(found, steps, cell, confidence, out)
+        result = search.bisect(lab, steps, by, watch, confidence=confidence, on_answer=tell)
+    _show_found(result, steps, cell, confidence, out)
 
 
 def ablate(

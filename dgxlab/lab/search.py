@@ -202,8 +202,8 @@ def bisect(
         candidate = steps[at].experiment
         compared = search.compare(lab, replace(first, session=enough), replace(candidate, session=enough), watch)
         seen = compared.verdict
-        found = estimate(seen) if seen else None
-        there = past_half(*found, seen.valid_cycles - 1, whole) if seen and found else None
+        measured = estimate(seen) if seen else None
+        there = past_half(*measured, seen.valid_cycles - 1, whole) if seen and measured else None
         answers.append(Answer(at, compared, there))
         on_answer(answers[-1])
         if there is not None:

@@ -107,10 +107,10 @@ def _once(lab: Lab, host: Host, request: Request, sides: Sequence[Side], watch: 
     """Follow or start a job for a request whose sources are made, as `run`."""
     followed = settle(lab, host, request.subject, watch)
     at = place(lab.store, host, request, sides, prepare(host, sides, watch), followed)
-    at, followed = _joined(lab, request, sides, at, followed, watch)
+    at, followed = _joined(lab, host, request, sides, at, followed, watch)
     if at.job and cluster.build_first(lab, host, at.job, sides, at.probe, watch):  # others went on meanwhile
         at = place(lab.store, host, request, sides, prepare(host, sides, watch), followed)
-        at, followed = _joined(lab, request, sides, at, followed, watch)
+        at, followed = _joined(lab, host, request, sides, at, followed, watch)
     todo, job, probe = at.todo, at.job, at.probe
     last = sides[-1]
     outcome = Outcome(followed, last.experiment, last.source, _device(last, probe), todo.planned, todo.reused)
@@ -134,12 +134,11 @@ def _once(lab: Lab, host: Host, request: Request, sides: Sequence[Side], watch: 
 
 
 def _joined(
-    lab: Lab, request: Request, sides: Sequence[Side], at: Place, followed: str, watch: Watch
+    lab: Lab, host: Host, request: Request, sides: Sequence[Side], at: Place, followed: str, watch: Watch
 ) -> tuple[Place, str]:
     """Follow another client's job of the same, if one runs; return what is left to do then, and the job's id."""
     if at.job is None or followed or request.kind == "gate":
         return at, followed
-    host = lab.connect(request.experiments[0].host)
     if followed := join(lab, host, request.subject, sides, at.probe, watch):
         at = place(lab.store, host, request, sides, prepare(host, sides, watch), followed)
     return at, followed

@@ -83,6 +83,6 @@ def _state(tree: Path) -> object:
     stamps = []
     for entry in listed.split(b"\0"):
         with suppress(OSError):
-            found = (tree / entry[3:].decode(errors="surrogateescape")).lstat()
-            stamps.append((entry, found.st_mtime_ns, found.st_size))
+            status = (tree / entry[3:].decode(errors="surrogateescape")).lstat()
+            stamps.append((entry, status.st_mtime_ns, status.st_size))
     return git.attempt("rev-parse", "HEAD").text, listed, stamps
