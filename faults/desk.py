@@ -18,7 +18,7 @@ from uuid import UUID
 from dgxlab import __version__, plan
 from dgxlab.agent.job import Job
 from dgxlab.lab import Lab
-from dgxlab.lab.session import source_of
+from dgxlab.lab.request import source_of
 from dgxlab.model import Experiment, Plan, Source, canonical
 from dgxlab.source import PinCache
 from dgxlab.spec import load

@@ -11,7 +11,8 @@ import pytest
 
 from dgxlab.errors import DgxlabError
 from dgxlab.lab import Lab
-from dgxlab.lab.session import Outcome, Request, run
+from dgxlab.lab.request import Request
+from dgxlab.lab.session import Outcome, run
 from dgxlab.model import Experiment, ParityGate
 from dgxlab.source import PinCache
 from dgxlab.spec import load

@@ -17,16 +17,6 @@ from tests.test_tutorial import BLOCK
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm]
 
-SPEC = """
-name: quickstart
-llama_cpp: {{pin: "{pin}", sources: [{repository}]}}
-models: {{m: {{path: {model}}}}}
-gates:
-  - backend-ops: {{op: MUL_MAT, backend: CPU, expect: 4/4, unsupported: 1}}
-bench:
-  - llama-bench: {{model: m, n_prompt: [16, 32], n_gen: 4}}
-"""
-
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
@@ -41,7 +31,7 @@ def test_the_page_about_clusters(cluster: Slurm, tmp_path: Path) -> None:
     (project / "patches").mkdir()
     (tmp_path / "toy.gguf").write_bytes(toy.GGUF)
     places = {"repository": tmp_path / "repository", "model": tmp_path / "toy.gguf"}
-    spec = SPEC.format(pin=toy.make_repository(places["repository"]), **places)
+    spec = toy.SPEC.format(name="quickstart", pin=toy.make_repository(places["repository"]), **places)
     (project / "experiments" / "quickstart.yaml").write_text(spec)
     ssh.mkdir(mode=0o700)
     (tmp_path / "authorized").write_text(make_key(ssh / "id_ed25519"))

@@ -301,6 +301,17 @@ FILES = {
 GGUF = b"GGUF\x03" + bytes(59)
 """A model file without tensors."""
 
+SPEC = """
+name: {name}
+llama_cpp: {{pin: "{pin}", sources: [{repository}]}}
+models: {{m: {{path: {model}}}}}
+gates:
+  - backend-ops: {{op: MUL_MAT, backend: CPU, expect: 4/4, unsupported: 1}}
+bench:
+  - llama-bench: {{model: m, n_prompt: [16, 32], n_gen: 4}}
+"""
+"""A whole spec of the toy, to be filled with name, pin, repository and model."""
+
 
 def make_repository(folder: Path, files: Mapping[str, str] = FILES) -> str:
     return repos.upstream(folder, files)

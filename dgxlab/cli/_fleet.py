@@ -10,7 +10,7 @@ from dgxlab.cli._out import Out, plural
 from dgxlab.errors import CheckFailed
 
 if TYPE_CHECKING:
-    from dgxlab.lab.session import Request
+    from dgxlab.lab.request import Request
     from dgxlab.store import Job
 
 

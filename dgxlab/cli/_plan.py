@@ -15,8 +15,8 @@ from dgxlab.stats import cycle_range
 from dgxlab.units import duration, metric, percent
 
 if TYPE_CHECKING:
+    from dgxlab.lab.missing import Recorded
     from dgxlab.lab.outlook import Outlook
-    from dgxlab.lab.session import Recorded
 
 _PLAIN = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)  # words that need no shell quoting, placeholders included
 _NEVER = "over 100"  # shown when more cycles are needed than dgxlab proposes

@@ -19,7 +19,7 @@ from dgxlab.errors import AGAIN, CheckFailed, ConditionsError, DgxlabError, Spec
 from dgxlab.units import share
 
 if TYPE_CHECKING:
-    from dgxlab.lab.session import Request
+    from dgxlab.lab.request import Request
     from dgxlab.report import SessionReport
 
 _STOCK = "stock"  # the experiment that two checkouts are measured with, unless another is named
@@ -63,7 +63,7 @@ class _SpecOptions:
 
     def request(self, kind: str, spec: str, baseline: str = "", **options: Any) -> Request:
         """Read the specs, by path or name, and return the request; `options` are further fields of it."""
-        from dgxlab.lab.session import Request
+        from dgxlab.lab.request import Request
 
         host = self.host and self.host.partition(",")[0]
         first = experiment(baseline, self.set_, host) if baseline else None
@@ -325,7 +325,7 @@ def _show_plan(request: Request, effect: str | None, workspace: Workspace, out: 
     """Print a plan, or an outlook; `beside` says to add what the record already has of it."""
     from dgxlab.cli._display import display
     from dgxlab.cli._plan import describe, describe_outlook, describe_recorded, length
-    from dgxlab.lab import outlook, session
+    from dgxlab.lab import missing, outlook, session
     from dgxlab.source import PinCache
 
     first, recorded = request.experiments[0], workspace.database.exists()
@@ -345,7 +345,7 @@ def _show_plan(request: Request, effect: str | None, workspace: Workspace, out: 
     if recorded:
         with workspace.store() as store:
             took = outlook.expected(store, planned, outlook.device_on(store, first.host, planned))
-            if beside and (known := session.recorded(store, PinCache(), request, lambda event: None)):
+            if beside and (known := missing.recorded(store, PinCache(), request, lambda event: None)):
                 ends.append(describe_recorded(known, first.host))
             if effect or request.baseline:
                 expected = outlook.outlook(store, first, planned.arms[0].source, wanted)

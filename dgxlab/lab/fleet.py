@@ -9,7 +9,8 @@ from threading import Thread
 
 from dgxlab.errors import DgxlabError, Interrupted
 from dgxlab.lab import Lab, Watch
-from dgxlab.lab.session import Outcome, Request, run
+from dgxlab.lab.request import Request
+from dgxlab.lab.session import Outcome, run
 
 AT_ONCE = 20
 """Hosts that are followed at the same time; the others wait for their turn."""

@@ -24,7 +24,7 @@ from dgxlab.errors import (
     command,
 )
 from dgxlab.lab import Lab, Watch, session
-from dgxlab.lab.session import Request
+from dgxlab.lab.request import Request
 from dgxlab.model import Experiment, ParityGate, RunStep
 from dgxlab.source.git import Git
 from dgxlab.stats import Bisection, Verdict, estimate, past_half

@@ -9,8 +9,8 @@ from pathlib import Path
 from dgxlab import series
 from dgxlab.errors import ConditionsError, DgxlabError, PatchError, SpecError
 from dgxlab.lab import Lab, Watch, session
+from dgxlab.lab.request import Request
 from dgxlab.lab.search import FAULTS, Search, Subject, cause, gated
-from dgxlab.lab.session import Request
 from dgxlab.model import Experiment, ParityGate, events
 from dgxlab.stats import Verdict
 

@@ -12,7 +12,8 @@ from typing import Any
 from dgxlab.errors import DgxlabError, Interrupted
 from dgxlab.lab import Lab
 from dgxlab.lab.jobs import settle
-from dgxlab.lab.session import Request, run
+from dgxlab.lab.request import Request
+from dgxlab.lab.session import run
 from dgxlab.source.git import Git
 
 LOOK_S = 0.5  # pause between two looks at the checkout

@@ -14,8 +14,10 @@ import pytest
 from dgxlab.errors import DgxlabError
 from dgxlab.lab import Lab, Side
 from dgxlab.lab.jobs import start
+from dgxlab.lab.missing import plan_missing
 from dgxlab.lab.provision import probe_for
-from dgxlab.lab.session import Outcome, Request, plan_missing, run, source_of
+from dgxlab.lab.request import Request, source_of
+from dgxlab.lab.session import Outcome, run
 from dgxlab.model import Experiment, Plan
 from dgxlab.source import PinCache
 from dgxlab.store import Store

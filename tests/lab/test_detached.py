@@ -12,7 +12,8 @@ from dgxlab import audit, plan
 from dgxlab.agent.job import Job
 from dgxlab.errors import AGAIN, Interrupted, JobLost, RemoteError, SpecError
 from dgxlab.lab.jobs import INTENT_S, follow, settle
-from dgxlab.lab.session import Request, run, source_of
+from dgxlab.lab.request import Request, source_of
+from dgxlab.lab.session import run
 from dgxlab.model import Experiment, Plan, canonical
 from dgxlab.store import Locked, Store, connect
 from dgxlab.transport.base import HostLost

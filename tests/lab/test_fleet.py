@@ -9,7 +9,7 @@ from dgxlab import report
 from dgxlab.errors import HostError
 from dgxlab.lab import Lab
 from dgxlab.lab.fleet import Member, run_all
-from dgxlab.lab.session import Request
+from dgxlab.lab.request import Request
 from dgxlab.model import HostEntry, Session
 from dgxlab.report.ask import of_experiment
 from dgxlab.store import Store

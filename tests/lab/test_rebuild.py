@@ -19,7 +19,7 @@ from dgxlab.lab import Lab
 from dgxlab.lab.jobs import settle
 from dgxlab.lab.raw import path_of
 from dgxlab.lab.rebuild import Rebuilt, mend, rebuild
-from dgxlab.lab.session import source_of
+from dgxlab.lab.request import source_of
 from dgxlab.model import canonical, to_json
 from dgxlab.store import Store
 from dgxlab.transport.host import Host

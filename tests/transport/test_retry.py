@@ -15,7 +15,7 @@ from dgxlab.errors import HostError
 from dgxlab.lab import Lab
 from dgxlab.lab.jobs import follow
 from dgxlab.lab.raw import archive, listing, path_of
-from dgxlab.lab.session import source_of
+from dgxlab.lab.request import source_of
 from dgxlab.source import PinCache
 from dgxlab.store import Store
 from dgxlab.transport import retry, ssh_connection

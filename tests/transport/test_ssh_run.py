@@ -19,16 +19,6 @@ from tests import machines, toy
 from tests.sshd import ORDINARY, ORDINARY_UID, Sshd, sshd
 from tests.transport.conftest import Client, Keys, dgxlab
 
-SPEC = """
-name: toy
-llama_cpp: {{pin: "{pin}", sources: [{repository}]}}
-models: {{m: {{path: {model}}}}}
-gates:
-  - backend-ops: {{op: MUL_MAT, backend: CPU, expect: 4/4, unsupported: 1}}
-bench:
-  - llama-bench: {{model: m, n_prompt: [16, 32], n_gen: 4}}
-"""
-
 
 @pytest.fixture
 def project(tmp_path: Path, client: Client, server: Sshd) -> Path:
@@ -38,7 +28,7 @@ def project(tmp_path: Path, client: Client, server: Sshd) -> Path:
     pin = toy.make_repository(tmp_path / "repository")
     model = tmp_path / "toy.gguf"
     model.write_bytes(toy.GGUF)
-    text = SPEC.format(pin=pin, repository=tmp_path / "repository", model=model)
+    text = toy.SPEC.format(name="toy", pin=pin, repository=tmp_path / "repository", model=model)
     (folder / "experiments" / "toy.yaml").write_text(text)
     (folder / "hosts.yaml").write_text("toybox: {ssh: box}\n")
     client.host("box", server.port)

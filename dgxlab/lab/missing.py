@@ -1,0 +1,234 @@
+"""What of a request is left to do on a host, and the plan for it, given the record and the host's facts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dgxlab import judgement, model, plan, tools
+from dgxlab.chains import comparisons
+from dgxlab.errors import ConditionsError, UsageError, edit
+from dgxlab.lab import Side, Watch, cluster
+from dgxlab.lab.outlook import command_for
+from dgxlab.lab.request import Request, sourced
+from dgxlab.model import ChainStep, Check, Device, Experiment, GateStep, ParityGate, Plan, digest
+from dgxlab.source import PinCache
+from dgxlab.store import Store, gate_digest
+from dgxlab.transport.host import Host, Probe
+
+
+def device_of(side: Side, probe: Probe) -> Device:
+    """Return the device that a side's build measures on."""
+    return Device.of(model.to_json(probe.facts), plan.make_arm(side.experiment, side.source).cmake)
+
+
+@dataclass(frozen=True)
+class Todo:
+    """The cells and gates of a request that are not up to date on a host."""
+
+    planned: int = 0  # number of cells in the experiment of a run
+    cells: frozenset[tuple[str, str, str]] = frozenset()
+    """Cells to measure, each as (model name, environment digest, cell key)."""
+    gates: tuple[ParityGate | Check, ...] = ()
+
+    @property
+    def reused(self) -> int:
+        """Number of cells that are up to date."""
+        return self.planned - len(self.cells)
+
+
+def plan_missing(
+    store: Store, request: Request, sides: Sequence[Side], probe: Probe, followed: str = ""
+) -> tuple[Todo, Plan | None]:
+    """Return the work of a request that is not up to date, and the plan for it; None if nothing is left.
+
+    Args:
+        followed: Id of a job of the same subject that has just ended, "" for none: a session that succeeded is not
+            repeated.
+
+    Raises:
+        SpecError: if the arms have nothing in common to measure, or a session has too few cycles for its claims.
+        ConditionsError: if a screen has no noise floor.
+    """
+    job_id = plan.new_job_id(request.name)
+    if request.baseline is None:
+        todo = _left_to_do(store, request, sides[0], probe, again=request.again and not followed)
+        if not todo.cells and not todo.gates:
+            return todo, None
+        return todo, _from_record(store, everything(request, sides, job_id, todo), sides[0], probe)
+    job = _from_record(store, everything(request, sides, job_id), sides[0], probe)
+    for chain in job.chains if request.kind == "screen" else ():
+        known = {(floor.cell, floor.metric) for floor in chain.noise}
+        for comparison in comparisons(chain):
+            if (comparison.baseline, comparison.metric) not in known:
+                cell = next(cell.label for cell in chain.baseline.cells if cell.key == comparison.baseline)
+                baseline = sides[0].experiment
+                message = f"a screen needs the noise floor of host {baseline.host} for {cell}"
+                raise ConditionsError(
+                    f"{message}, and no A/A session has measured it", next=command_for("noise", baseline)
+                )
+    if followed and (done := store.job(followed)).state == "done" and _asks(done.plan) == _asks(job):
+        return Todo(), None
+    return Todo(), job
+
+
+def _asks(job: Plan) -> tuple[object, ...]:
+    """Return what a session compares: its arms, and of each chain the model, the environment and the cells."""
+    return job.arms, [
+        (chain.baseline.model, chain.baseline.env, [cell.key for cell in chain.baseline.cells]) for chain in job.chains
+    ]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the work of a request is to be done, and what is left of it there."""
+
+    host: Host
+    probe: Probe  # its facts are the node's, if that is known
+    todo: Todo
+    job: Plan | None
+
+
+def place(store: Store, host: Host, request: Request, sides: Sequence[Side], probe: Probe, followed: str) -> Place:
+    """Return where the least is left to do: on a cluster, the node that has measured the most of it; see plan_missing.
+
+    A node is asked for by its name only where it has results that this job completes.
+
+    Raises:
+        SpecError: if the cluster's time limit is too short for the plan; and as `plan_missing`.
+        ConditionsError: as `plan_missing`.
+    """
+    places = []
+    for node in (node for node in probe.nodes if node.facts and cluster.same_gpus(host, node)):
+        assert node.facts
+        with suppress(ConditionsError):
+            there = replace(probe, facts=node.facts)
+            todo, job = plan_missing(store, request, sides, there, followed)
+            places.append(Place(cluster.at_node(host, node.name), there, todo, job))
+    best = min(places, key=lambda at: len(at.todo.cells) + len(at.todo.gates), default=None)
+    if best and (best.job is None or best.todo.reused or request.kind == "screen" or len(probe.nodes) == 1):
+        chosen = best
+    else:
+        chosen = Place(host, probe, *plan_missing(store, request, sides, probe, followed))
+    if chosen.job:
+        device = device_of(sides[0], best.probe if best else probe).id
+        cluster.refuse_short(store, host, chosen.job, device)
+    return chosen
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What the record has of an experiment on its host, as the host was when it last reported."""
+
+    built: bool
+    gates: tuple[int, int]  # how many passed, and how many the experiment has
+    cells: tuple[int, int]  # how many are measured, and how many the experiment names
+
+
+def recorded(store: Store, cache: PinCache, request: Request, watch: Watch) -> Recorded | None:
+    """Return what the record has of a run on its host, which is not contacted; None if it never reported."""
+    request, sides = sourced(cache, request, watch)
+    experiment, host = request.experiment, request.experiment.host
+    rows = store.rows("SELECT facts FROM jobs WHERE host = ? AND facts <> '' ORDER BY intent_at DESC LIMIT 1", (host,))
+    if not rows:
+        return None
+    files = store.rows(
+        "SELECT path, model_id FROM inputs JOIN jobs USING (job_id) WHERE host = ? ORDER BY intent_at", (host,)
+    )
+    known = {
+        path: {"model_id": row["model_id"], "path": row["path"], "size": 0, "digest": row["model_id"]}
+        for path in {path for each in experiment.models.values() for path in model.files_of(each)}
+        for row in files
+        if row["path"] == path or (path.startswith("~/") and row["path"].endswith(path[1:]))
+    }
+    probe = Probe(model.from_json(model.Facts, json.loads(rows[0]["facts"])), (), known, {}, ())  # type: ignore[arg-type]
+    todo = _left_to_do(store, request, sides[0], probe, again=False)
+    arm, gates = plan.make_arm(experiment, sides[0].source), len(plan.launched_gates(experiment))
+    build = model.build_id(sides[0].source, arm.cmake, probe.facts.toolchain)
+    built = store.rows("SELECT 1 FROM arms JOIN jobs USING (job_id) WHERE host = ? AND build_id = ?", (host, build))
+    return Recorded(bool(built), (gates - len(todo.gates), gates), (todo.reused, todo.planned))
+
+
+def _left_to_do(store: Store, request: Request, side: Side, probe: Probe, *, again: bool) -> Todo:
+    """Return the open gates, and the cells without a valid run of this build, model, environment and device."""
+    experiment, bench = side.experiment, request.kind != "gate"
+    build = model.build_id(side.source, plan.make_arm(experiment, side.source).cmake, probe.facts.toolchain)
+    device = device_of(side, probe).id
+    asked: dict[tuple[str, str, str], tuple[str, str, str]] = {}
+    for launch in tools.launches(experiment) if bench else ():
+        env_digest, identity = digest(launch.env, 16), _identity(experiment, launch.model, probe)
+        for cell in launch.cells:
+            asked[launch.model, env_digest, cell.key] = (cell.key, identity, env_digest)
+    done = set() if again else store.up_to_date(build, device, list(asked.values()), model.PROTOCOL)
+    cells = frozenset(name for name, stored in asked.items() if stored not in done)
+
+    def passed(gate: ParityGate | Check) -> bool:
+        step = tools.gate_step("", "", gate, experiment)
+        question = gate_digest(gate, step.env)
+        if isinstance(gate, ParityGate):
+            return store.gate_passed(build, device, question, gate)
+        names = {command.model for command in step.commands if command.model}
+        inputs = {name: _identity(experiment, name, probe) for name in names} | gate.sources(step.files)
+        return store.check_passed(build, device, question, inputs)
+
+    gates = plan.launched_gates(experiment)
+    if bench and not again:
+        gates = [gate for gate in gates if not passed(gate)]
+    if not bench and not gates:
+        raise UsageError(f"{experiment.name} has no gate that runs by itself under gates:", next=edit(experiment.path))
+    return Todo(len(asked), cells, tuple(gates))
+
+
+def everything(request: Request, sides: Sequence[Side], job_id: str, todo: Todo | None = None) -> Plan:
+    """Return the plan of a request, of what is in `todo` alone if that is given."""
+    if request.baseline is not None:
+        sources = (sides[0].source, sides[-1].source)
+        limits: dict[str, Any] = {"wait_s": request.wait_s, "max_s": request.max_s, "cells": request.cells}
+        job = plan.make_ab(request.baseline, request.experiment, sources, job_id=job_id, kind=request.kind, **limits)
+    else:
+        job = plan.make(
+            request.experiment,
+            sides[0].source,
+            job_id=job_id,
+            wanted=lambda name, env, cell: todo is None or (name, digest(env, 16), cell.key) in todo.cells,
+            gates=todo.gates if todo else None,
+            bench=request.kind != "gate",
+            wait_s=request.wait_s,
+        )
+    return replace(job, diffs={side.experiment.name: side.diff for side in sides if side.diff})
+
+
+def _from_record(store: Store, job: Plan, side: Side, probe: Probe) -> Plan:
+    """Return the plan with data from the record: noise floors, and expected counts for gates without one."""
+    device = device_of(side, probe)
+
+    def known(step: model.Step) -> model.Step:
+        if isinstance(step, ChainStep):
+            name, cells = step.baseline.model, [cell.key for cell in step.baseline.cells]
+            floors = judgement.noise_floors(store, device.id, cells, _identity(side.experiment, name, probe))
+            return replace(step, noise=tuple(floors))
+        if not isinstance(step, GateStep):
+            return step
+        arm, gate = job.arm(step.arm), step.gate
+        if not isinstance(gate, ParityGate):
+            return step
+        compute_cap = Device.of(model.to_json(probe.facts), arm.cmake).compute_cap
+        recorded = store.expectation(arm.source.pin, arm.source.tree, gate_digest(gate, step.env), compute_cap)
+        if recorded and not step.like:  # a candidate's gate is compared with the baseline's in the same session
+            expect, unsupported, cases = recorded
+            if gate.expect is None:
+                gate = replace(gate, expect=expect, unsupported=unsupported)
+            if gate.expect == expect and not gate.cases:
+                gate = replace(gate, cases=cases)
+        return replace(step, gate=gate, listed=store.case_list(gate.cases) is not None)
+
+    return replace(job, steps=tuple(known(step) for step in job.steps))
+
+
+def _identity(experiment: Experiment, name: str, probe: Probe) -> str:
+    """Return a model's id in the record, with its files as the host knows them; "" for no model."""
+    files = {path: file["model_id"] for path, file in probe.models.items() if file}
+    return model.model_id(experiment.models[name], files) if name else ""

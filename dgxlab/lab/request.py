@@ -1,0 +1,108 @@
+"""A request: what a command is asked to measure, and the sources that it builds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dgxlab import compare, model, plan, series
+from dgxlab.lab import Side, Watch, noted
+from dgxlab.model import Experiment, Source, events
+from dgxlab.source import PinCache
+
+OF_TREE = "-tree-"
+"""In the name of an experiment that is built from a checkout, what comes before the first digits of its tree."""
+_DIGITS, _NAMED = 8, 50  # characters of the tree, and most of the experiment's own name: together they are a NAME
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a command is asked to measure."""
+
+    kind: str
+    """run, gate (the gates alone, always), ab, noise (an A/A session) or screen (one bracket instead of a chain)."""
+    experiment: Experiment
+    baseline: Experiment | None = None  # the baseline of an A/B session; the experiment itself for an A/A session
+    again: bool = False  # measure everything, up to date or not. A session always does
+    tree: Path | None = None
+    """A llama.cpp checkout to build instead of the experiment's series; see `sourced`."""
+    baseline_tree: Path | None = None  # the same for the baseline
+    allow: Collection[str] = ()  # kinds of `compare.MUST_AGREE` in which the arms may differ
+    wait_s: float = model.WAIT_S  # max wait of the job for its devices, 0 for none
+    max_s: float = 0.0  # max time of a session's chains, 0 for no limit
+    cells: Collection[str] = ()  # labels of the cells that a session compares, () for all
+
+    @property
+    def experiments(self) -> list[Experiment]:
+        """The experiments, the baseline first; only one if both are equal."""
+        both = [self.baseline] if self.baseline and self.baseline.digest != self.experiment.digest else []
+        return [*both, self.experiment]
+
+    @property
+    def name(self) -> str:
+        """The name of the job, which job ids begin with."""
+        return plan.session_name(self.baseline, self.experiment) if self.baseline else self.experiment.name
+
+    @property
+    def subject(self) -> str:
+        """The subject of the job, as in `Plan.subject`."""
+        return model.subject(self.kind, self.experiment.digest, self.baseline.digest if self.baseline else "")
+
+
+def compared(request: Request) -> list[str]:
+    """Return the differences between the arms, a line each; refuses those that are not allowed."""
+    baseline, candidate = request.baseline, request.experiment
+    if baseline is None:
+        return []
+    differing = compare.differences(baseline, candidate)
+    compare.refuse(differing, request.allow, candidate.path)
+    both = f"{candidate.name} against {baseline.name}"
+    if differing:
+        return [f"{both}, which differ in", *(f"  {each}" for each in differing)]
+    if candidate.digest == baseline.digest:
+        return [f"{both}: nothing differs, an A/A session"]
+    return [f"{both}: their specs differ in nothing but the name"]
+
+
+def sourced(cache: PinCache, request: Request, watch: Watch) -> tuple[Request, list[Side]]:
+    """Make the sources of a request, and return it with its sides, the baseline first; one side if both are equal.
+
+    An experiment that is built from a checkout becomes another one, named after the tree: its results never count for
+    the experiment itself, nor for another state of the checkout. Raises as `source_of`.
+    """
+    arms = ((request.baseline, request.baseline_tree), (request.experiment, request.tree))
+    asked = {(each.digest, tree): (each, tree) for each, tree in arms if each}
+    sides = [_side(cache, *each, watch) for each in asked.values()]
+    baseline = sides[0].experiment if request.baseline else None
+    return replace(request, baseline=baseline, experiment=sides[-1].experiment), sides
+
+
+def _side(cache: PinCache, experiment: Experiment, tree: Path | None, watch: Watch) -> Side:
+    source = source_of(cache, experiment, tree, watch)
+    if tree is None:
+        return Side(experiment, source)
+    name = f"{experiment.name[:_NAMED]}{OF_TREE}{source.tree[:_DIGITS]}"
+    changed = cache.git.run("diff", "--shortstat", source.pin, source.commit).strip() or "nothing changed"
+    noted(watch)(f"{name} is {tree}, tree {source.tree[:12]}: {changed} since pin {source.pin[:12]}")
+    named = replace(experiment, name=name, hypothesis="", series=())
+    return Side(named, source, series.diff(cache, source))
+
+
+def source_of(cache: PinCache, experiment: Experiment, tree: Path | None, watch: Watch) -> Source:
+    """Return the source of an experiment, made in the pin cache: its pin with its series, or the checkout `tree`.
+
+    Raises:
+        SpecError: if no source has the pin.
+        PatchError: if the series does not apply to the pin.
+    """
+
+    def tell(note: str) -> None:  # git's percentages move the bar
+        progress = events.ProgressEvent(id="pin", done=0, total=0, note=note)
+        watch(progress if "%" in note else events.NoteEvent(note=note))
+
+    cache.ensure(experiment.pin, experiment.sources, tell)
+    if tree is not None:
+        return series.apply_tree(cache, experiment.pin, tree)
+    root = Path(experiment.root)
+    return series.apply(cache, experiment.pin, [series.read(root, name, experiment.pin) for name in experiment.series])
