@@ -20,6 +20,7 @@ from dgxlab.spec.nodes import SET, Loc, Mark, Node, Problem, Scalar, fail, print
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
+_TOO_DEEP = f"is nested more than {MAX_DEPTH} deep"
 _MAX_VALUES = 50_000
 _MAX_INT = 2**63 - 1
 
@@ -109,7 +110,9 @@ def _parse(text: str, start: Mark, loc: Loc) -> Node:
         tree = reader.document()
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line if error.problem_mark else 0
-        fail(_at(start, line), loc, f"is not YAML: {error.problem}")
+        # libyaml looks ahead, and may meet its own limit before _Reader meets MAX_DEPTH
+        deep = "nesting depth" in str(error.problem)
+        fail(_at(start, line), loc, _TOO_DEEP if deep else f"is not YAML: {error.problem}")
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         # The Python parser lets chr() fail on an escape beyond Unicode.
         fail(start, loc, f"is not YAML: {printable(str(error), 200)}")
@@ -155,7 +158,7 @@ class _Reader:
                 self.problems.append(Problem(mark, loc, str(surprise)))
                 return Node(None, mark)
         if depth == MAX_DEPTH:
-            fail(mark, self.top, f"is nested more than {MAX_DEPTH} deep")
+            fail(mark, self.top, _TOO_DEEP)
         if isinstance(event, yaml.SequenceStartEvent):
             items: list[Node] = []
             while not isinstance(item := next(self.events), yaml.SequenceEndEvent):
