@@ -13,6 +13,7 @@ from bench.commands import completion, edit, help_page, plan10k, up_to_date, ver
 from bench.figure import Figure, Others, described
 from bench.fleets import fleet_coverage
 from bench.jobs import agent, followed, memory, over_distance, over_ssh, stage
+from bench.loops import loop_false, loop_fdr, loop_power, loop_power_quiet, loop_screens
 from bench.noises import alternating, families, half_widths, noises, promotions
 from bench.records import adopt, ingest, listed, living, page, report, size
 from bench.serving import client
@@ -52,6 +53,7 @@ FIGURES: Mapping[str, Callable[[bool], Figure]] = {
     "half_widths": half_widths,
     "screens": screens,
     "fleet_coverage": fleet_coverage,
+    **{each.__name__: each for each in (loop_false, loop_fdr, loop_power, loop_power_quiet, loop_screens)},
 }
 
 
