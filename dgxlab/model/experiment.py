@@ -247,6 +247,7 @@ class Experiment:
     gates: tuple[Gate, ...] = ()
     bench: tuple[Bench, ...] = ()
     session: Session = field(default_factory=Session)
+    holdout: tuple[Bench, ...] = field(default=(), metadata=LATER)
 
     @property
     def spec(self) -> dict[str, Any]:

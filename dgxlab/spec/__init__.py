@@ -60,6 +60,8 @@ def load(path: Path, overrides: Sequence[str] = (), host: str | None = None) -> 
         refuse(problems, next=next_command)
     absolute = resolve.absolute_path(path)
     record = spec.record(str(absolute), str(project.root(absolute)))
+    if problems := [locate(tree, loc, text) for loc, text in checks.held_out(record)]:
+        refuse(problems, next=next_command)
     changed = resolve.changed_gates(tree)
     gates = (
         replace(gate, overridden=True) if place in changed and isinstance(gate, ParityGate) else gate

@@ -12,10 +12,13 @@ from dgxlab import quantise, synth
 from dgxlab.errors import SpecError
 from dgxlab.model import (
     GPU_BACKENDS,
+    Bench,
     Check,
+    Experiment,
     FileModel,
     Model,
     SyntheticModel,
+    canonical,
     environments,
     gpu_backends,
     quantisation,
@@ -24,7 +27,7 @@ from dgxlab.model import (
 from dgxlab.spec.fields import unsafe_flags
 from dgxlab.spec.models import ExperimentSpec
 from dgxlab.spec.nodes import Loc, nearest, shown
-from dgxlab.tools import Benchmark, keys_of
+from dgxlab.tools import Benchmark, keys_of, launches
 
 _MAX_CELLS = 100_000  # cells of one experiment; ten times the most that a plan is tested with
 _SECRET = re.compile(r"(.*_)?(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(API|ACCESS|PRIVATE)_KEY)")
@@ -50,24 +53,42 @@ def check(spec: ExperimentSpec, session: Mapping[str, Any]) -> Iterator[_Finding
     yield from _gpu_builds(spec)
     yield from _gates(spec)
     total = 0
-    for place, entry in enumerate(spec.bench or []):
-        tool, body = entry.kind
+    for (part, place, tool), body in _bodies(spec):
+        if part == "gates":
+            continue
         for loc, text in _entry(spec, body):
-            yield ("bench", place, tool, *loc), text
+            yield (part, place, tool, *loc), text
         lengths = {name: len(values) for name, values in _axes(body).items()}
         sizes = sum(lengths.pop(name) for name in body.either) if body.either else 1
         before, total = total, total + sizes * math.prod(lengths.values())
         if before <= _MAX_CELLS < total:
-            yield ("bench", place), f"makes more than {_MAX_CELLS:,} cells: measure less, or split the experiment"
+            yield (part, place), f"makes more than {_MAX_CELLS:,} cells: measure less, or split the experiment"
     if {"effect", "cycles"} <= session.keys():
         yield ("session", "cycles"), "fixes by hand what effect decides: give one of the two"
     if "block_minutes" in session and spec.session.thermal == "cold":
         yield ("session", "block_minutes"), "runs an arm until it is warm, which thermal: cold forbids"
 
 
+def held_out(experiment: Experiment) -> Iterator[_Finding]:
+    """Yield the entries of `holdout` with a cell that bench has too, whatever its repetitions and arguments."""
+
+    def cells(*entries: Bench) -> set[tuple[str, ...]]:
+        every = launches(replace(experiment, bench=entries)) if entries else ()
+        return {
+            (each.tool, each.model, canonical(each.env), canonical(cell.params), cell.label)
+            for each in every
+            for cell in each.cells
+        }
+
+    measured = cells(*experiment.bench) if experiment.holdout else set()
+    for place, entry in enumerate(experiment.holdout):
+        for *_, label in sorted(measured & cells(entry))[:1]:
+            yield ("holdout", place), f"holds {label} out, which bench measures and shows"
+
+
 def _bodies(spec: ExperimentSpec) -> Iterator[tuple[Loc, Any]]:
-    """Yield every gate and bench entry with its place."""
-    for part, entries in (("gates", spec.gates), ("bench", spec.bench or [])):
+    """Yield every gate, bench and holdout entry with its place."""
+    for part, entries in (("gates", spec.gates), ("bench", spec.bench or []), ("holdout", spec.holdout or [])):
         for place, entry in enumerate(entries):
             kind, body = entry.kind
             yield (part, place, kind), body

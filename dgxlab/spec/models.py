@@ -198,6 +198,8 @@ class ExperimentSpec(Strict):
     """Correctness checks. They append to inherited ones; the same gate stated again refines the inherited one."""
     bench: Maybe[Annotated[list[BenchSpec], Field(min_length=1)]] = None
     """What to measure, in order."""
+    holdout: Maybe[Annotated[list[BenchSpec], Field(min_length=1)]] = None
+    """Entries as in bench, of other cells, which `dgxlab try` measures for a promotion alone and never shows."""
     session: SessionSpec = Field(default_factory=model.Session)
     """How an A/B session is run."""
 
@@ -218,6 +220,7 @@ class ExperimentSpec(Strict):
             gates=tuple(gate.kind[1] for gate in self.gates),
             bench=tuple(entry.kind[1] for entry in self.bench or ()),
             session=self.session,
+            holdout=tuple(entry.kind[1] for entry in self.holdout or ()),
         )
 
     def model_records(self) -> dict[str, model.Model]:

@@ -113,6 +113,11 @@ REFUSED = [
         f"bench: [serve: {{{SERVE}, model: q4k, args: [--port, 1]}}]",
         "bench[0].serve.args[0]: '--port' is set by dgxlab",
     ),
+    (
+        "bench: [llama-bench: {model: q4k, n_gen: [1, 2]}]\nholdout: [llama-bench: {model: q4k, n_gen: 2, repetitions: 9}]",
+        "holdout[0]: holds tg2 out, which bench measures and shows",
+    ),
+    ("holdout: [llama-bench: {model: q4, n_gen: 9}]", "holdout[0].llama-bench.model: no model 'q4' under models"),
     ("bench: []", "bench: must not be empty: nothing would be measured"),
     ("bench: [llama-bench: {model: q4, n_gen: 1}]", "bench[0].llama-bench.model: no model 'q4' under models; did you "),
     ("bench: [llama-bench: {model: q4k}]", "bench[0].llama-bench: measures nothing: give n_prompt, n_gen or both"),
