@@ -19,6 +19,7 @@ from dgxlab import judgement
 from dgxlab import store as stores
 from dgxlab.errors import CheckFailed, command
 from dgxlab.ingest import SAMPLE, samples_of
+from dgxlab.judgement import tries
 from dgxlab.model import (
     ARM,
     FILES,
@@ -60,12 +61,13 @@ FIELD_TYPES["gates"] |= {"reasons": Texts, **get_type_hints(Cases), **get_type_h
 
 
 def check(store: Store) -> list[str]:
-    """Return a sentence for each problem of a database; verdicts are checked only if there is no other problem.
+    """Return a sentence for each problem of a database; verdicts, then tries are checked if there is no other problem.
 
     Raises SpecError if the database is too damaged to be read.
     """
     problems = [*stores.check(store), *_measured(store)]
-    return problems or judgement.check(store)  # verdicts cannot be checked on unsound evidence
+    problems = problems or judgement.check(store)  # verdicts cannot be checked on unsound evidence
+    return problems or list(tries.check(store))  # nor tries on unsound verdicts
 
 
 def merge(into: Store, other: Path) -> dict[str, int]:

@@ -13,7 +13,7 @@ from dgxlab.chains import comparisons
 from dgxlab.compare import pairs
 from dgxlab.errors import SpecError, edit
 from dgxlab.model import Arm, ChainStep, EngagedGate, Experiment, GateStep, LaunchedGate, ParityGate, Plan, RunStep
-from dgxlab.stats import fewest_cycles
+from dgxlab.stats import claims_at, fewest_cycles
 from dgxlab.tools import Launch, Wanted, launches, parity
 
 _NAME_LENGTH = 80  # characters of a session's name in its id, which becomes a file name
@@ -67,6 +67,7 @@ def make_ab(
     wait_s: float = model.WAIT_S,
     max_s: float = 0.0,
     cells: Collection[str] = (),
+    level: float = 0.0,
 ) -> Plan:
     """Return the plan of a session: both builds, models, flag checks and gates, the chains, the gates again.
 
@@ -78,6 +79,7 @@ def make_ab(
         wait_s: How long the job may wait for its devices, in seconds.
         max_s: How long all chains together may take, in seconds; 0 for no limit.
         cells: The labels of the cells to compare; all if there are none.
+        level: Of a ledger, at which a try is tested; 0 if the session is none.
 
     Raises:
         SpecError: if two different arms have the same name or no common cell; if session.cycles is too small for the
@@ -85,7 +87,7 @@ def make_ab(
     """
     arms = _arms(baseline, candidate, sources)
     sides = list(zip((baseline, candidate), arms, strict=False))
-    chains = _of_family(baseline, tuple(_chains(baseline, candidate, arms, kind, cells)), max_s)
+    chains = _of_family(baseline, tuple(_chains(baseline, candidate, arms, kind, cells)), max_s, level)
     gates = [(experiment, arm.name, gate) for experiment, arm in sides for gate in launched_gates(experiment)]
     before = [tools.gate_step(f"gate:{n}", arm, gate, experiment) for n, (experiment, arm, gate) in enumerate(gates)]
     before = [_beside(arms[0].name, step, before) for step in before]
@@ -243,8 +245,13 @@ def _chains(
         )
 
 
-def _of_family(baseline: Experiment, chains: tuple[ChainStep, ...], max_s: float) -> tuple[ChainStep, ...]:
-    """Return the chains of a session, each with the session's number of claims, effect and share of `max_s`."""
+def _of_family(
+    baseline: Experiment, chains: tuple[ChainStep, ...], max_s: float, level: float
+) -> tuple[ChainStep, ...]:
+    """Return the chains of a session, each with the session's number of claims, effect and share of `max_s`.
+
+    At the `level` of a ledger they are as long as those of a session with so many claims that each has that level.
+    """
     session, count = baseline.session, sum(len(comparisons(chain)) for chain in chains)
     screens, needed = any(chain.screen for chain in chains), fewest_cycles(count)
     why = ""
@@ -265,4 +272,5 @@ def _of_family(baseline: Experiment, chains: tuple[ChainStep, ...], max_s: float
             next=edit(baseline.path),
         )
     effect, share = 0.0 if session.cycles else session.effect, max_s / len(chains)
+    count = claims_at(level, count) if level else count
     return tuple(replace(chain, claims=count, effect=effect, max_s=share) for chain in chains)

@@ -61,6 +61,12 @@ def judge(store: Store, job_id: str) -> list[Judged]:
     return [_judged(evidence, case, _verdict(case, screens) or next(together)) for case in cases]
 
 
+def doubts(store: Store, job_id: str) -> list[str]:
+    """Return why the gates of an A/B session, none of which failed, are not in order; [] if they are."""
+    evidence = _Evidence(store, store.job(job_id))
+    return list(dict.fromkeys(text for step in evidence.plan.chains for text in _doubts(evidence, step)))
+
+
 def counted(verdict: Verdict, role: str) -> list[int]:
     """Return the numbers of the runs in an arm's mean, by the arm's role; a number twice means twice the weight.
 
@@ -281,12 +287,7 @@ def _held_back(evidence: _Evidence, case: _Case, verdict: Verdict) -> Iterator[s
     dirty = [name for name in case.step.arms if evidence.plan.arm(name).source.dirty]
     if dirty:
         yield f"{' and '.join(dirty)} was built from a checkout that is no commit"
-    yield from (gate.sentence for gate in evidence.gates_of(case.step, "flaky"))
-    gates = (step.gate for step in evidence.plan.steps if isinstance(step, GateStep) and step.arm in case.step.arms)
-    if changed := [gate for gate in gates if isinstance(gate, ParityGate) and gate.overridden]:
-        yield f"--set changed what gate {changed[0].op} on {changed[0].backend} must reach"
-    if not evidence.gated_after(case.step):
-        yield f"the gates after the chains were not asked, {evidence.ending}"
+    yield from _doubts(evidence, case.step)
     # the chain's own noise floor decides, before protocol 3 the plan's
     planned = case.noise.sigma if case.noise else None
     noise = verdict.noise if case.chain.protocol >= stats.STEPS else planned
@@ -296,6 +297,16 @@ def _held_back(evidence: _Evidence, case: _Case, verdict: Verdict) -> Iterator[s
         least, wanted = stats.least_gain(verdict.ci, verdict.better), stats.promotion_limit(noise)
         floors = f", which is 3 noise floors of {100 * noise:.3g} %" if wanted > stats.PROMOTION else ""
         yield f"in speed the interval begins at {100 * least:+.2f} %, not above {100 * wanted:.3g} %{floors}"
+
+
+def _doubts(evidence: _Evidence, step: ChainStep) -> Iterator[str]:
+    """Yield why the gates of a chain's arms, none of which failed, are not in order."""
+    yield from (gate.sentence for gate in evidence.gates_of(step, "flaky"))
+    gates = (other.gate for other in evidence.plan.steps if isinstance(other, GateStep) and other.arm in step.arms)
+    if changed := [gate for gate in gates if isinstance(gate, ParityGate) and gate.overridden]:
+        yield f"--set changed what gate {changed[0].op} on {changed[0].backend} must reach"
+    if not evidence.gated_after(step):
+        yield f"the gates after the chains were not asked, {evidence.ending}"
 
 
 def _clock_says(case: _Case, verdict: Verdict) -> Iterator[str]:

@@ -187,6 +187,7 @@ def everything(request: Request, sides: Sequence[Side], job_id: str, todo: Todo 
     if request.baseline is not None:
         sources = (sides[0].source, sides[-1].source)
         limits: dict[str, Any] = {"wait_s": request.wait_s, "max_s": request.max_s, "cells": request.cells}
+        limits["level"] = request.level
         job = plan.make_ab(request.baseline, request.experiment, sources, job_id=job_id, kind=request.kind, **limits)
     else:
         job = plan.make(

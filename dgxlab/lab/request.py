@@ -25,13 +25,14 @@ class Request:
     experiment: Experiment
     baseline: Experiment | None = None  # the baseline of an A/B session; the experiment itself for an A/A session
     again: bool = False  # measure everything, up to date or not. A session always does
-    tree: Path | None = None
-    """A llama.cpp checkout to build instead of the experiment's series; see `sourced`."""
-    baseline_tree: Path | None = None  # the same for the baseline
+    tree: Path | Source | None = None
+    """A llama.cpp checkout to build instead of the experiment's series, or one as it was; see `sourced`."""
+    baseline_tree: Path | Source | None = None  # the same for the baseline
     allow: Collection[str] = ()  # kinds of `compare.MUST_AGREE` in which the arms may differ
     wait_s: float = model.WAIT_S  # max wait of the job for its devices, 0 for none
     max_s: float = 0.0  # max time of a session's chains, 0 for no limit
     cells: Collection[str] = ()  # labels of the cells that a session compares, () for all
+    level: float = 0.0  # of a ledger, for which a chain is long enough; 0 for that of a session
 
     @property
     def experiments(self) -> list[Experiment]:
@@ -78,24 +79,29 @@ def sourced(cache: PinCache, request: Request, watch: Watch) -> tuple[Request, l
     return replace(request, baseline=baseline, experiment=sides[-1].experiment), sides
 
 
-def _side(cache: PinCache, experiment: Experiment, tree: Path | None, watch: Watch) -> Side:
+def _side(cache: PinCache, experiment: Experiment, tree: Path | Source | None, watch: Watch) -> Side:
     source = source_of(cache, experiment, tree, watch)
     if tree is None:
         return Side(experiment, source)
     name = f"{experiment.name[:_NAMED]}{OF_TREE}{source.tree[:_DIGITS]}"
     changed = cache.git.run("diff", "--shortstat", source.pin, source.commit).strip() or "nothing changed"
-    noted(watch)(f"{name} is {tree}, tree {source.tree[:12]}: {changed} since pin {source.pin[:12]}")
+    what = f"{tree}, " if isinstance(tree, Path) else ""
+    noted(watch)(f"{name} is {what}tree {source.tree[:12]}: {changed} since pin {source.pin[:12]}")
     named = replace(experiment, name=name, hypothesis="", series=())
     return Side(named, source, series.diff(cache, source))
 
 
-def source_of(cache: PinCache, experiment: Experiment, tree: Path | None, watch: Watch) -> Source:
+def source_of(cache: PinCache, experiment: Experiment, tree: Path | Source | None, watch: Watch) -> Source:
     """Return the source of an experiment, made in the pin cache: its pin with its series, or the checkout `tree`.
+
+    A `Source` is in the cache already, and returned.
 
     Raises:
         SpecError: if no source has the pin.
         PatchError: if the series does not apply to the pin.
     """
+    if isinstance(tree, Source):
+        return tree
 
     def tell(note: str) -> None:  # git's percentages move the bar
         progress = events.ProgressEvent(id="pin", done=0, total=0, note=note)

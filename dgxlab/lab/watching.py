@@ -39,7 +39,7 @@ def rounds(lab: Lab, request: Request) -> Iterator[Round]:
 
     Raises DgxlabError for an error before the first job runs; later ones are in their round.
     """
-    assert request.tree
+    assert isinstance(request.tree, Path)
     number, seen, last = 0, None, None
     try:
         while True:

@@ -241,7 +241,9 @@ class ChainStep:
     noise: tuple[NoiseFloor, ...] = ()  # known for the baseline's cells on this host
     absent: tuple[str, ...] = ()  # markers of the candidate's path under test: must not be on a baseline run's stderr
     effect: float = field(default=0.0, metadata=LATER)  # to be detected, a share
-    claims: int = field(default=0, metadata=LATER)  # verdicts of the whole session; 0 for a screen, before protocol 3
+    claims: int = field(
+        default=0, metadata=LATER
+    )  # verdicts of the session, more in a ledger; 0 for a screen, before protocol 3
     max_s: float = field(default=0.0, metadata=LATER)  # for the chain, burn-in included; 0 for no limit
     pin: bool = field(default=False, metadata=LATER)  # pin each run to as many processors as it has threads
     block_s: float = field(default=0.0, metadata=LATER)  # how long an arm runs before each run that counts

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dgxlab.errors import PatchError, SpecError
 from dgxlab.model import Source, digest
-from dgxlab.series.checkout import apply_tree, diff, export
+from dgxlab.series.checkout import apply_tree, diff, export, remake, untracked
 from dgxlab.series.patchfile import NO_BLOB, Patch
 from dgxlab.series.series import Series, content_of, folder_for, inspect, names, own_pins, place_for, read, write_whole
 from dgxlab.series.stack import Stack, changed_files
@@ -34,6 +34,8 @@ __all__ = [
     "place_for",
     "read",
     "refresh",
+    "remake",
+    "untracked",
 ]
 
 _RECIPE = 1  # version of the algorithm that turns a series into commits; part of the cache key of a result

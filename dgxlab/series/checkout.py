@@ -42,9 +42,10 @@ def apply_tree(cache: PinCache, pin: str, checkout: Path) -> Source:
     """
     cache.require(pin)
     tree = _snapshot(cache, _based(checkout, pin))
-    if tree == cache.git.run("rev-parse", f"{pin}^{{tree}}"):
-        return Source(pin, tree, pin, dirty=True)
-    commit = cache.git.run("commit-tree", tree, "-p", pin, input="a checkout as it was\n")
+    source = _source(cache, pin, tree)
+    if source.commit == pin:
+        return source
+    commit = source.commit
     # new links may be invalid on another machine, and submodules would be empty there
     for mode, path in changed_files(cache.git, pin, commit):
         if mode == "160000":
@@ -56,7 +57,38 @@ def apply_tree(cache: PinCache, pin: str, checkout: Path) -> Source:
                 raise SpecError(f"{checkout / path} links out of the tree, to {target}", next="put a copy in its place")
     key = hashlib.sha256(str(checkout.resolve()).encode(errors="surrogateescape")).hexdigest()[:16]
     cache.git.run("update-ref", _TREES + key, commit)
+    return source
+
+
+def remake(cache: PinCache, pin: str, tree: str, changes: str) -> Source:
+    """Return the source that a checkout was, given its tree and its `diff`.
+
+    Raises SpecError if the diff does not give that tree: some of its text is not UTF-8, and was recorded as "?".
+    """
+    cache.require(pin)
+    if cache.git.attempt("cat-file", "-e", f"{tree}^{{tree}}").rc != 0:
+        with cache.scratch() as folder:
+            git = cache.git.configured(GIT_INDEX_FILE=folder / "index")
+            git.run("read-tree", pin)
+            git.attempt("apply", "--cached", "--whitespace=nowarn", "-", input=changes)
+            if git.run("write-tree") != tree:
+                message = f"the recorded changes over pin {pin[:12]} do not give tree {tree[:12]}"
+                raise SpecError(message, next="take another reference with --parent")
+    return _source(cache, pin, tree)
+
+
+def _source(cache: PinCache, pin: str, tree: str) -> Source:
+    """Return a tree of the cache as a source: one commit on the pin, the same in every cache."""
+    if tree == cache.git.run("rev-parse", f"{pin}^{{tree}}"):
+        return Source(pin, tree, pin, dirty=True)
+    commit = cache.git.run("commit-tree", tree, "-p", pin, input="a checkout as it was\n")
     return Source(pin, tree, commit, dirty=True)
+
+
+def untracked(checkout: Path) -> list[str]:
+    """Return the files of a checkout that git neither tracks nor ignores."""
+    listed = Git.checkout(checkout).attempt("ls-files", "-z", "--others", "--exclude-standard")
+    return [path.decode(errors="replace") for path in listed.out.split(b"\0")[:-1]]
 
 
 def diff(cache: PinCache, source: Source) -> str:

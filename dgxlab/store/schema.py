@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 
 APPLICATION_ID = 0x6467786C  # `dgxl` in the file's header: tells this database from any other SQLite file
-VERSION = 14  # PRAGMA user_version of a database to which every migration was applied
-SCHEMA = "6eab95ba91dadb35"  # `connect.schema_digest` of such a database
+VERSION = 15  # PRAGMA user_version of a database to which every migration was applied
+SCHEMA = "e48a6e3807ee4755"  # `connect.schema_digest` of such a database
 
 ROOFLINE = "roofline"  # kind of the flag that ingest adds to a run that exceeds the peaks of its GPU
 
@@ -31,8 +31,9 @@ DEFLATED: Mapping[str, tuple[str, ...]] = {
     "jobs": ("plan",),
     "rows": ("raw",),
     "runs": ("argv", "before", "after", "raw"),
+    "tries": ("diff",),
 }
-"""By table, the columns of deflated JSON. `Store` takes and returns plain text; in SQL, use `inflated(raw)`."""
+"""By table, the columns of deflated texts. `Store` takes and returns plain text; in SQL, use `inflated(raw)`."""
 
 UPSERT = {
     "devices": "ON CONFLICT (device_id) DO NOTHING",

@@ -1,0 +1,270 @@
+"""Tries: the ledger of a loop, and what became of each try, computed from its sessions in the record.
+
+A ledger is the tries with one baseline experiment on one host. A try is measured in stages, each an ordinary session: a
+screen, a chain, and the held-out cells. `standing` gives the next stage or the end, given the sessions so far: the loop
+asks it after every session, and `check` asks it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dgxlab import stats
+from dgxlab.errors import BuildFailed, GateFailed, RemoteError, UsageError
+from dgxlab.judgement import recorded
+from dgxlab.judgement.verdicts import Judged, doubts
+from dgxlab.model import Session, Source
+from dgxlab.model.plan import CANDIDATE
+from dgxlab.stats import Ended, Screened
+from dgxlab.store import Job, Store
+
+SCREEN, CHAIN, HELD_OUT = STAGES = ("screen", "chain", "held-out")
+KINDS = {SCREEN: "screen", CHAIN: "ab", HELD_OUT: "ab"}  # of the job that measures a stage
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far a try is: the stage to measure next, or how it ended."""
+
+    next: str = ""
+    ended: Ended | None = None
+    why: str = ""  # why it ended, or why a stage that was measured must be measured again
+    p: float | None = None  # of a test; None if the try has no chain to judge
+    level: float | None = None
+    wealth: float | None = None  # before the test
+
+
+def ledger(store: Store, baseline: str = "", host: str = "") -> list[dict[str, Any]]:
+    """Return the tries with this baseline on this host, "" for any, in order, as rows of `try_list`."""
+    return store.rows(
+        "SELECT * FROM try_list WHERE ? IN ('', baseline) AND ? IN ('', host) ORDER BY baseline, host, number",
+        (baseline, host),
+    )
+
+
+def find(rows: Sequence[Row], text: str) -> Row:
+    """Return the only try among `rows` that a user's text names: its number, or the end of its id; UsageError else."""
+    fits = [row for row in rows if text == str(row["number"]) or row["try_id"].endswith(text)]
+    if len(fits) != 1:
+        ids = "\n".join(str(row["try_id"]) for row in fits)
+        raise UsageError(f"{len(fits) or 'no'} tries are called {text!r}", next="dgxlab tries list", details=ids)
+    return fits[0]
+
+
+def diff_of(store: Store, try_id: str) -> str:
+    """Return the changes of a try over its pin, as `git diff --binary` prints them."""
+    return str(store.rows("SELECT diff FROM tries WHERE try_id = ?", (try_id,))[0]["diff"])
+
+
+def sessions_of(store: Store, try_id: str) -> dict[str, Job]:
+    """Return the newest session of each measured stage, the stages in order."""
+    rows = store.rows(
+        """SELECT stage, job_id FROM try_sessions JOIN jobs USING (job_id) WHERE try_id = ?
+           ORDER BY intent_at, job_id""",
+        (try_id,),
+    )
+    newest = {row["stage"]: row["job_id"] for row in rows}
+    return {stage: store.job(newest[stage]) for stage in STAGES if stage in newest}
+
+
+def begin(store: Store, baseline: str, host: str, because: str, source: Source, diff: str, parent: str | None) -> str:
+    """Record a new try, and return its id."""
+    try_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{baseline}-{secrets.token_hex(3)}"
+    lines = [line for line in diff.splitlines() if line[:1] in ("+", "-") and line[:3] not in ("+++", "---")]
+    about = {"try_id": try_id, "baseline": baseline, "host": host, "at": time.time(), "because": because}
+    built = {"pin": source.pin, "tree": source.tree, "diff_digest": _digest(diff), "diff": diff, "lines": len(lines)}
+    store.put("tries", {**about, **built, "parent": parent})
+    return try_id
+
+
+def end(store: Store, row: Row, standing: Standing, seconds: float) -> None:
+    """Record how a try ended, after `seconds` of work."""
+    assert standing.ended
+    decided = {"ended": standing.ended.value, "why": standing.why, "seconds": seconds, "at": time.time()}
+    test = {"p": standing.p, "level": standing.level, "wealth": standing.wealth, "after": last_test(store, row)}
+    store.put("try_ends", {"try_id": row["try_id"], **decided, **test})
+
+
+def last_test(store: Store, row: Row) -> str | None:
+    """Return the id of the newest test in the ledger of a try, None before the first."""
+    rows = store.rows(
+        """SELECT try_id FROM try_ends JOIN tries USING (try_id)
+           WHERE baseline = ? AND host = ? AND p IS NOT NULL AND try_id <> ? ORDER BY try_ends.at DESC LIMIT 1""",
+        (row["baseline"], row["host"], row["try_id"]),
+    )
+    return str(rows[0]["try_id"]) if rows else None
+
+
+def tests_until(store: Store, after: str | None) -> list[bool]:
+    """Return whether each test of a ledger up to the try `after` was promoted, in order.
+
+    Each test names the one before it, so that it can be checked also where two copies of a ledger were merged.
+    """
+    ends = {row["try_id"]: row for row in store.rows("SELECT try_id, ended, after FROM try_ends WHERE p IS NOT NULL")}
+    promoted: list[bool] = []
+    while after in ends and len(promoted) <= len(ends):
+        promoted.append(ends[after]["ended"] == Ended.PROMOTED.value)
+        after = ends[after]["after"]
+    return promoted[::-1]
+
+
+def standing(store: Store, try_id: str, promoted: Sequence[bool]) -> Standing:
+    """Compute how far a try is, given whether each earlier test of its ledger was promoted."""
+    done, judged = sessions_of(store, try_id), dict[str, list[Judged]]()
+    test: dict[str, Any] = {}
+    for stage in STAGES:
+        if stage not in done:
+            return Standing(stage, **test)
+        ended, again = _fault(store, done[stage], stage)
+        verdicts = judged[stage] = recorded(store, done[stage].job_id)
+        if ended:
+            return Standing(ended=ended, why=again, **test)
+        if again := again or _unusable(verdicts):
+            return Standing(stage, why=again, **test)
+        if stage == SCREEN:
+            if stats.dropped(list(map(_screened, verdicts)), effect := wanted(store, done[stage])):
+                return Standing(ended=Ended.SCREEN, why=f"no cell can have {100 * effect:g} %, or one is slower")
+            continue
+        alpha = stats.level(promoted)
+        shown, held_out = ([each.verdict for each in judged.get(of, ())] for of in (CHAIN, HELD_OUT))
+        test = {"p": stats.p_faster(shown), "level": alpha, "wealth": stats.wealth(promoted)}
+        decided = stats.decide(shown, alpha, held_out)
+        if decided is Ended.PROMOTED and (wrong := doubts(store, done[stage].job_id)):
+            return Standing(ended=Ended.GATE, why=wrong[0], **test)
+        if decided is not Ended.PROMOTED or stage == HELD_OUT or not holds_out(store, done[stage]):
+            return Standing(ended=decided, why=_because(decided, judged[stage], **test), **test)
+    raise AssertionError  # the last stage has ended
+
+
+def wanted(store: Store, job: Job) -> float:
+    """Return the effect that the baseline of a session wants to detect, a share."""
+    return float(_spec(store, job).get("session", {}).get("effect", Session.effect))
+
+
+def holds_out(store: Store, job: Job) -> bool:
+    """Return whether the baseline of a session holds cells out."""
+    return bool(_spec(store, job).get("holdout"))
+
+
+def told(store: Store, try_id: str) -> Mapping[str, Any]:
+    """Return a try as JSON: how it ended, its verdicts with effects, its gates; of held-out cells only how many."""
+    (row,) = (row for row in ledger(store) if row["try_id"] == try_id)
+    jobs = sessions_of(store, try_id)
+    shown = [job.job_id for stage, job in jobs.items() if stage != HELD_OUT]
+    cells = store.rows(
+        """SELECT label AS cell, metric, verdict, effect, ci_low, ci_high FROM verdict_list
+           WHERE job_id = ? ORDER BY position""",
+        shown[-1:] or ("",),
+    )
+    gates = store.rows(
+        """SELECT coalesce(op || ' on ' || backend, gate) AS gate, arm, status FROM gate_list
+           WHERE job_id = ? ORDER BY at, key""",
+        shown[-1:] or ("",),
+    )
+    hidden = [verdict["verdict"] for verdict in store.verdicts(jobs[HELD_OUT].job_id)] if HELD_OUT in jobs else []
+    return {
+        **{name: row[name] for name in ("try_id", "number", "baseline", "host", "because", "pin", "tree", "parent")},
+        **{name: row[name] for name in ("diff_digest", "lines", "ended", "why", "p", "level", "wealth", "seconds")},
+        "promoted": row["ended"] == Ended.PROMOTED.value,
+        "cells": cells,
+        "regressed": [cell["cell"] for cell in cells if cell["verdict"] == "slower"],
+        "gates": gates,
+        "held_out": {"cells": len(hidden), "slower": hidden.count("slower")} if hidden else None,
+        "sessions": shown,
+    }
+
+
+def check(store: Store) -> Iterator[str]:
+    """Yield a sentence for each try that is not what its sessions give; the verdicts must have been checked.
+
+    Of a try with a rejected session only its place in the ledger is checked.
+    """
+    tries = {row["try_id"]: row for row in ledger(store)}
+    for row in tries.values():
+        name, after = f"try {row['try_id']}", tries.get(row["after"])
+        if _digest(diff_of(store, row["try_id"])) != row["diff_digest"]:
+            yield f"{name} has another diff than its digest says"
+        for stage, job in sessions_of(store, row["try_id"]).items():
+            if job.kind != KINDS[stage] or job.plan.arms[-1].source.tree != row["tree"] or job.host != row["host"]:
+                yield f"{name} has session {job.job_id} as its {stage}, which measures something else"
+        if row["ended"] is None:
+            continue
+        if after and (after["baseline"], after["host"]) != (row["baseline"], row["host"]):
+            yield f"{name} follows a try of another ledger"
+        if not row["rejected"]:
+            yield from _check_end(store, row, name)
+
+
+def _check_end(store: Store, row: Row, name: str) -> Iterator[str]:
+    found = standing(store, row["try_id"], tests_until(store, row["after"]))
+    ended = found.ended.value if found.ended else f"not at its end but before its {found.next}"
+    if ended != row["ended"]:
+        yield f"{name} ended as {row['ended']}, and its sessions give {ended}"
+    for column in ("p", "level", "wealth"):
+        written, computed = row[column], getattr(found, column)
+        if (written is None) != (computed is None) or not math.isclose(written or 0.0, computed or 0.0, rel_tol=1e-6):
+            yield f"{name} has {column} {written}, and its sessions give {computed}"
+
+
+def _fault(store: Store, job: Job, stage: str) -> tuple[Ended | None, str]:
+    """Return how a session's failure ends the try, and why; no end if it did not fail, or not because of the try."""
+    if not job.exit_code:
+        return None, "" if job.state == "done" else f"session {job.job_id} is {job.state}"
+    why = ": ".join([job.error, *job.details.splitlines()[:1]])
+    arm = job.plan.arms[-1].name
+    asked: tuple[str, ...] = (job.job_id, arm)
+    if job.exit_code == BuildFailed.exit_code:
+        others = [other.name for other in job.plan.arms[:-1]]
+        return (Ended.BUILD if store.devices(job.job_id).keys() >= {*others} else None), why
+    if job.exit_code == GateFailed.exit_code:
+        failed = store.rows("SELECT DISTINCT arm FROM gate_list WHERE job_id = ? AND status = 'failed'", asked[:1])
+        return (Ended.GATE if [row["arm"] for row in failed] == [arm] else None), why
+    if job.exit_code == RemoteError.exit_code:
+        failed = store.rows(
+            """SELECT DISTINCT role FROM chain_runs JOIN runs USING (run_id) WHERE job_id = ? AND status = 'failed'""",
+            asked[:1],
+        )
+        crashed = [row["role"] for row in failed] == [CANDIDATE]
+        return ((Ended.SCREEN if stage == SCREEN else Ended.CHAIN) if crashed else None), why
+    return None, why
+
+
+def _unusable(verdicts: Sequence[Judged]) -> str:
+    """Return why the verdicts of a session cannot be used; "" if they can."""
+    if not verdicts:
+        return "it has no verdict"
+    return next((each.verdict.reasons[0] for each in verdicts if each.verdict.effect is None), "")
+
+
+def _because(decided: Ended, judged: Sequence[Judged], p: float, level: float, **_: float) -> str:
+    slower = sum(each.verdict.verdict == "slower" for each in judged)
+    if decided is Ended.OVERFITTED:
+        return f"{slower} of {len(judged)} held-out cells are slower"
+    if slower:
+        return f"{slower} of {len(judged)} cells are slower"
+    return f"p = {p:.2g}, {'at most' if p <= level else 'above'} the ledger's level {level:.2g}"
+
+
+def _screened(judged: Judged) -> Screened:
+    verdict, noise = judged.verdict, judged.noise
+    assert noise
+    assert verdict.effect is not None
+    return Screened(verdict.effect, verdict.better, noise.sigma, noise.cycles)
+
+
+def _spec(store: Store, job: Job) -> Row:
+    rows = store.rows("SELECT spec FROM experiments WHERE digest = ?", (job.plan.baseline,))
+    spec: Row = json.loads(rows[0]["spec"])
+    return spec
+
+
+def _digest(diff: str) -> str:
+    return hashlib.sha256(diff.encode(errors="surrogateescape")).hexdigest()[:16]
