@@ -113,6 +113,10 @@ class JobLost(DgxlabError, exit_code=12):
     """A job ended without a valid final status, or its host no longer has it."""
 
 
+class BudgetSpent(DgxlabError, exit_code=13):
+    """A loop has used the time or the number of tries that it may."""
+
+
 class Interrupted(DgxlabError, exit_code=130):
     """The user stopped the client; the job goes on."""
 

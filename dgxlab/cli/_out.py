@@ -22,7 +22,7 @@ CONTROL = rf"(?:\x1b\[|\x9b)[0-9;?]*[ -/]*[@-~]|{UNSEEN}"
 """A regex of what could control a terminal or change the order of shown text; compiled at the first output."""
 
 _OF_A_RECORD = (
-    *("run", "ab", "noise", "gate", "bisect", "ablate", "report", "sessions", "session"),
+    *("run", "ab", "noise", "gate", "try", "tries", "bisect", "ablate", "report", "sessions", "session"),
     *("jobs", "attach", "cancel", "logs"),
     *("import", "export"),
 )

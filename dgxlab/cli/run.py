@@ -172,7 +172,7 @@ def ab(  # noqa: PLR0913 - each is an option
     """
     kind = "screen" if screen else "ab"
     arms = _arms(baseline, candidate, tree or [])
-    request = options.request(kind, **arms, allow=allow or (), max_s=_seconds(max_minutes))
+    request = options.request(kind, **arms, allow=allow or (), max_s=seconds(max_minutes))
     _measure(request, options, workspace, out, fail_on or (), wide=wide)
 
 
@@ -221,7 +221,7 @@ def plan(
     if candidate and (tree or effect):
         raise UsageError("--tree and --effect are about one experiment", next=command("dgxlab", "plan", spec))
     if candidate:
-        request = options.request("ab", candidate, spec, allow=allow or (), max_s=_seconds(max_minutes))
+        request = options.request("ab", candidate, spec, allow=allow or (), max_s=seconds(max_minutes))
     else:
         request = options.request("run", spec, tree=tree)
     _show_plan(request, effect, options.at(workspace, request), out, beside=bool(options.host and not candidate))
@@ -264,7 +264,7 @@ def _arms(baseline: str | None, candidate: str | None, trees: Sequence[Path]) ->
     return {"spec": candidate or baseline, "baseline": baseline, "baseline_tree": before, "tree": after}
 
 
-def _seconds(max_minutes: float | None) -> float:
+def seconds(max_minutes: float | None) -> float:
     """Return a limit in seconds, 0 for none."""
     if max_minutes is not None and not 0 < max_minutes < math.inf:
         raise SpecError(f"{max_minutes:g} minutes are no time to measure in", next="dgxlab ab --help")

@@ -3,6 +3,7 @@
 A job is one plan that runs, detached, on a host. Its subject is what it measures: a digest of its kind and experiments.
 
 session  one pipeline for run, gate, ab, noise and screen
+loop     a try of an optimisation loop: stages, budgets, its end
 search   sessions that find which patch or commit made a difference
 upgrade  the check of a newer pin with every series
 provision  check a host and send what it lacks: build tools, sources, synthetic models

@@ -114,7 +114,7 @@ REFUSED = [
         "bench[0].serve.args[0]: '--port' is set by dgxlab",
     ),
     (
-        "bench: [llama-bench: {model: q4k, n_gen: [1, 2]}]\nholdout: [llama-bench: {model: q4k, n_gen: 2, repetitions: 9}]",
+        "bench: [llama-bench: {model: q4k, n_gen: [1, 2]}]\nholdout: [llama-bench: {model: q4k, n_gen: 2, args: -v}]",
         "holdout[0]: holds tg2 out, which bench measures and shows",
     ),
     ("holdout: [llama-bench: {model: q4, n_gen: 9}]", "holdout[0].llama-bench.model: no model 'q4' under models"),

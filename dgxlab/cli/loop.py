@@ -1,0 +1,107 @@
+"""dgxlab try, tries: one step of an optimisation loop, and the ledger of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer import Argument, Option
+
+from dgxlab.cli import _complete
+from dgxlab.cli._app import App, Workspace
+from dgxlab.cli._out import Format, Out, table
+from dgxlab.cli.run import MeasureOptions, seconds
+from dgxlab.errors import BuildFailed, CheckFailed, GateFailed, UsageError
+from dgxlab.units import duration
+
+app = App("The tries of loops: hypotheses, diffs, decisions.")
+_EXIT = {"promoted": 0, "build": BuildFailed.exit_code, "gate": GateFailed.exit_code}
+"""The exit code of a try, by how it ended; CheckFailed's for all others."""
+
+
+def try_(
+    baseline: str = Argument(
+        help="What to improve: a YAML file, or its name in experiments/.", autocompletion=_complete.experiments
+    ),
+    tree: Path = Option(..., "--tree", help="The llama.cpp checkout to try, committed or not."),
+    because: str = Option(..., "--because", help="The hypothesis: why it should be faster, in a sentence."),
+    parent: str | None = Option(
+        None,
+        "--parent",
+        metavar="TRY",
+        help="Compare with this promoted try, 0 for BASELINE; else with the newest.",
+    ),
+    max_minutes: float | None = Option(None, "--max-minutes", help="Stop once the ledger's tries took so long."),
+    max_tries: int = Option(0, "--max-tries", min=0, help="Stop once the ledger has so many tries; 0: no limit."),
+    *,
+    options: MeasureOptions,
+    workspace: Workspace,
+    out: Out,
+) -> None:
+    """Try a change: build, gate and screen a checkout, then hold a chain where the screen does not drop it.
+
+    Prints one JSON object. A try is promoted if its chain is significant at the ledger's level, no cell is slower, all
+    gates pass, and no held-out cell is slower. The next try is compared with it. The same changes are never measured
+    twice; a try that was interrupted goes on.
+
+    Exit codes: 0 promoted, 5 a gate failed, 7 it does not build, 11 not promoted, 8 and 10 host not fit to measure, 13
+    the budget is spent.
+
+    Example: dgxlab try stock --tree ../llama.cpp --because "fewer bank conflicts with a padded row"
+    """
+    from dgxlab.cli._display import display
+    from dgxlab.judgement import tries
+    from dgxlab.lab import loop
+
+    if options.nodes or "," in (options.host or ""):
+        raise UsageError("a loop uses one device", next="dgxlab try --help")
+    request = options.request("ab", baseline, baseline)
+    asked = loop.Try(request.experiment, tree, because, parent, 60.0 * options.wait, seconds(max_minutes), max_tries)
+    with options.at(workspace, request).lab(create=True) as lab:
+        with display(replace(out, quiet=out.quiet or not typer.get_text_stream("stderr").isatty())) as watch:
+            try_id, reused = loop.attempt(lab, asked, watch)
+        told = {**tries.told(lab.store, try_id), "reused": reused}
+    replace(out, format=Format.json).result(told, "")
+    out.note(line(told))
+    raise typer.Exit(_EXIT.get(told["ended"], CheckFailed.exit_code))
+
+
+@app.add
+def list_(
+    baseline: str = Argument("", help="Only the ledger of this baseline.", autocompletion=_complete.experiments),
+    host: str = Option("", help="Only the ledger on this host.", autocompletion=_complete.hosts),
+    *,
+    workspace: Workspace,
+    out: Out,
+) -> None:
+    """List the tries of the record, in order.
+
+    Example: dgxlab tries list stock
+    """
+    from dgxlab.judgement import tries
+
+    with workspace.store() as store:
+        rows = tries.ledger(store, baseline, host)
+    texts = [
+        {
+            "try": str(row["number"]),
+            "baseline": f"{row['baseline']} on {row['host']}",
+            "ended": row["ended"] or "not yet",
+            "lines": str(row["lines"]),
+            "took": duration(row["seconds"] or 0.0),
+            "because": row["because"],
+        }
+        for row in rows
+    ]
+    out.result(rows, lambda: table(texts, right=("try", "lines")) if texts else "no tries")
+
+
+def line(told: Mapping[str, Any]) -> str:
+    """Return a try as a line for people."""
+    how = "promoted" if told["promoted"] else told["ended"] if told["ended"] == "overfitted" else "dropped"
+    stage = f" by {told['ended']}" if how == "dropped" else ""
+    again = "measured before, " if told["reused"] else ""
+    return f"try {told['number']}: {again}{how}{stage} ({told['why']}; {duration(told['seconds'])})"

@@ -1,0 +1,209 @@
+"""A try of a loop: a checkout, measured in stages against the best so far, and recorded in the ledger.
+
+Each stage is an ordinary session, and what follows from it is computed from the record alone (`judgement.tries`). So a
+try that was interrupted goes on where it stopped when the same command is run again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dgxlab import model, series, stats
+from dgxlab.chains import comparisons
+from dgxlab.errors import AGAIN, BudgetSpent, ConditionsError, HostBusy, SpecError, command, edit, one_line
+from dgxlab.judgement import tries
+from dgxlab.judgement.tries import CHAIN, HELD_OUT, KINDS, Row, Standing
+from dgxlab.lab import Lab, Watch, noted, session
+from dgxlab.lab.outlook import command_for
+from dgxlab.lab.request import Request, source_of
+from dgxlab.model import Experiment, Source
+from dgxlab.replies import LIVE
+from dgxlab.source.programs import locked
+from dgxlab.stats import Ended
+from dgxlab.store import Job
+from dgxlab.units import duration
+
+LOOK_S = 2.0  # pause between two looks at the jobs of others
+
+
+@dataclass(frozen=True)
+class Try:
+    """What a loop asks for: a checkout to be measured against a baseline, with a hypothesis and the loop's limits."""
+
+    baseline: Experiment
+    tree: Path
+    because: str
+    parent: str | None = None  # the promoted try to compare with; "0" for the baseline itself, None for the newest
+    wait_s: float = model.WAIT_S
+    max_s: float = 0.0  # for the whole ledger, 0 for no limit
+    max_tries: int = 0  # of the whole ledger, 0 for no limit
+
+
+def attempt(lab: Lab, asked: Try, watch: Watch) -> tuple[str, bool]:
+    """Measure a try, or take it up again, and record how it ends; return its id, and whether it had ended before.
+
+    Raises:
+        SpecError: if there is no hypothesis, the checkout is not of the pin or has untracked files, or nothing differs.
+        HostBusy: if another loop uses the host, or others use it longer than `wait_s`.
+        BudgetSpent: if the ledger has reached a limit.
+        ConditionsError: if the host is too noisy for the wanted effect, or a session gave no verdict.
+        DgxlabError: as `session.run`. After any error the same call goes on with the try.
+    """
+    name, host, begun = asked.baseline.name, asked.baseline.host, time.monotonic()
+    if not asked.because.strip():
+        raise SpecError("a try needs a hypothesis, and --because says nothing", next="dgxlab try --help")
+    source = source_of(lab.cache, asked.baseline, asked.tree, watch)
+    rows = [row for row in tries.ledger(lab.store, name, host) if not row["rejected"]]
+    same = [row for row in rows if (row["pin"], row["tree"]) == (source.pin, source.tree)]
+    if ended := [row["try_id"] for row in same if row["ended"]]:
+        return ended[0], True
+    if files := series.untracked(asked.tree):
+        message = f"{asked.tree} has {len(files)} files that git does not track: {', '.join(files[:3])}"
+        raise SpecError(
+            message, next=f"{command('git', '-C', asked.tree, 'add', files[0])}, or ignore what is no source"
+        )
+    with _alone(lab, host):
+        parent = _parent(rows, asked) if not same else same[0]["parent"]
+        reference = _reference(lab, asked, parent, watch)
+        if reference.tree == source.tree:
+            raise SpecError(f"{asked.tree} is what it would be compared with", next=f"change something in {asked.tree}")
+        if not same:
+            _within_budget(rows, asked, 0.0)
+            diff = series.diff(lab.cache, source)
+            try_id = tries.begin(lab.store, name, host, one_line(asked.because), source, diff, parent)
+        else:
+            try_id = same[0]["try_id"]
+        row = {"try_id": try_id, "baseline": name, "host": host}
+        before = sum(map(_took, tries.sessions_of(lab.store, try_id).values()))
+
+        def spent() -> float:
+            return before + time.monotonic() - begun
+
+        measure = _Measure(lab, asked, source, reference if parent else None, watch)
+        state = _to_the_end(measure, row, lambda: _within_budget(rows, asked, spent()))
+        tries.end(lab.store, row, state, spent())
+    return try_id, False
+
+
+@dataclass(frozen=True)
+class _Measure:
+    lab: Lab
+    asked: Try
+    source: Source
+    reference: Source | None  # None for the baseline's own series
+    watch: Watch
+
+    def stage(self, stage: str, level: float) -> session.Outcome:
+        """Measure one stage in a session of its own, behind the jobs of others."""
+        spec = held_out(self.asked.baseline) if stage == HELD_OUT else self.asked.baseline
+        request = Request(
+            KINDS[stage],
+            spec,
+            spec,
+            tree=self.source,
+            baseline_tree=self.reference,
+            wait_s=self.asked.wait_s,
+            level=level if stage == CHAIN else 0.0,
+        )
+        self._behind_others()
+        return session.run(self.lab, request, self.watch)
+
+    def _behind_others(self) -> None:
+        """Wait until no other job runs or waits on the host: a person's job goes first."""
+        host, end = self.lab.connect(self.asked.baseline.host), time.monotonic() + self.asked.wait_s
+        own = f"-tree-{self.source.tree[:8]}"
+        while host.entry.slurm is None:  # Slurm has a queue of its own
+            others = [job for job in host.jobs() if job.state in LIVE and not job.name.endswith(own)]
+            if not others:
+                return
+            if time.monotonic() >= end:
+                how = f"stayed busy for {duration(self.asked.wait_s)}" if self.asked.wait_s else "is busy"
+                message = f"host {host.name} {how}, with job {others[0].job_id}"
+                raise HostBusy(message, next=f"{AGAIN} with --wait MINUTES")
+            noted(self.watch)(f"job {others[0].job_id} goes first")
+            time.sleep(LOOK_S)
+
+
+def _to_the_end(measure: _Measure, row: Row, check_budget: Callable[[], None]) -> Standing:
+    """Measure the stages of a try that are missing, until it has ended."""
+    lab, try_id = measure.lab, row["try_id"]
+    promoted = tries.tests_until(lab.store, tries.last_test(lab.store, row))
+    state = tries.standing(lab.store, try_id, promoted)
+    while stage := state.next:
+        check_budget()
+        if stage == CHAIN:
+            _refuse_noise(measure.asked.baseline, tries.sessions_of(lab.store, try_id)["screen"])
+        outcome = measure.stage(stage, stats.level(promoted))
+        with lab.store.transaction():
+            if outcome.job_id not in {job.job_id for job in tries.sessions_of(lab.store, try_id).values()}:
+                lab.store.put("try_sessions", {"try_id": try_id, "job_id": outcome.job_id, "stage": stage})
+        state = tries.standing(lab.store, try_id, promoted)
+        if state.next == stage:
+            why = f"the {stage} of try {try_id} decides nothing: {state.why}"
+            raise outcome.error or ConditionsError(why, next=AGAIN)
+    return state
+
+
+def held_out(experiment: Experiment) -> Experiment:
+    """Return the experiment that measures the held-out cells of another."""
+    return replace(experiment, name=f"{experiment.name[:40]}-held-out", bench=experiment.holdout, holdout=())
+
+
+def _parent(rows: Sequence[Row], asked: Try) -> str | None:
+    """Return the id of the promoted try that a new one is compared with, None for the baseline itself."""
+    promoted = [row for row in rows if row["ended"] == Ended.PROMOTED.value and row["pin"] == asked.baseline.pin]
+    if asked.parent == "0" or (asked.parent is None and not promoted):
+        return None
+    row = tries.find(promoted, asked.parent) if asked.parent else promoted[-1]
+    return str(row["try_id"])
+
+
+def _reference(lab: Lab, asked: Try, parent: str | None, watch: Watch) -> Source:
+    if parent is None:
+        return source_of(lab.cache, asked.baseline, None, watch)
+    row = next(row for row in tries.ledger(lab.store) if row["try_id"] == parent)
+    return series.remake(lab.cache, row["pin"], row["tree"], tries.diff_of(lab.store, parent))
+
+
+def _within_budget(rows: Sequence[Row], asked: Try, now_s: float) -> None:
+    """Raise BudgetSpent if the ended tries of a ledger, and `now_s` seconds of this one, have reached a limit."""
+    ended = [row for row in rows if row["ended"]]
+    spent = now_s + sum(row["seconds"] for row in ended)
+    reached = [f"{len(ended)} of {asked.max_tries} tries"] if 0 < asked.max_tries <= len(ended) else []
+    reached += [f"{duration(spent)} of {duration(asked.max_s)}"] if 0 < asked.max_s <= spent else []
+    if reached:
+        message = f"the ledger of {asked.baseline.name} on {asked.baseline.host} has used {' and '.join(reached)}"
+        raise BudgetSpent(message, next="dgxlab report --form tries")
+
+
+def _refuse_noise(baseline: Experiment, screen: Job) -> None:
+    """Raise ConditionsError if, by the screen's noise floors, not even the longest chain finds the wanted effect."""
+    floors = {(floor.cell, floor.metric): floor.sigma for chain in screen.plan.chains for floor in chain.noise}
+    asked = [each for chain in screen.plan.chains for each in comparisons(chain)]
+    noise = max(floors[each.baseline, each.metric] for each in asked)
+    cycles = baseline.session.cycles or stats.cycle_range(len(asked))[1]
+    finds, wanted = stats.mde(noise, cycles, len(asked)), baseline.session.effect
+    if finds > wanted:
+        message = f"the noise floor of {100 * noise:.2g} % on host {baseline.host} is too high: {cycles} cycles find"
+        message += f" {100 * finds:.2g} %, and session.effect is {100 * wanted:.2g} %"
+        again = command_for("noise", baseline)
+        raise ConditionsError(message, next=f"{again}, when it is quiet, or {edit(baseline.path)}")
+
+
+def _took(job: Job) -> float:
+    return max(0.0, (job.finished_at or job.intent_at) - job.intent_at)
+
+
+@contextmanager
+def _alone(lab: Lab, host: str) -> Iterator[None]:
+    """Be the only loop of this machine on a host; HostBusy if there is another one."""
+
+    def refuse() -> None:
+        raise HostBusy(f"another loop uses host {host}: one at a time", next=AGAIN)
+
+    with locked(lab.cache.path.with_name(f"loop-{host.replace('/', '-')}.lock"), refuse):
+        yield

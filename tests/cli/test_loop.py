@@ -1,0 +1,195 @@
+"""`dgxlab try` and its ledger: what drops a change, what promotes one, and what is never measured twice."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dgxlab.judgement import tries
+from dgxlab.source import cache_path
+from dgxlab.source.programs import locked
+from dgxlab.store import Store
+from tests import toy
+from tests.cli.conftest import Project, Ran
+
+SPEC = """extends: toy.yaml
+env: {TOY: noisy}
+bench: [{llama-bench: {model: m, n_prompt: 16}}]
+holdout: [{llama-bench: {model: m, n_prompt: 32}}]
+session: {cycles: 8}
+"""
+BENCH, OPS, TIME = "tools/llama-bench.c", "tools/test-backend-ops.c", "10000000"
+
+
+@dataclass
+class Loop:
+    """A loop on a checkout of the toy."""
+
+    project: Project
+    checkout: Path
+
+    def edit(self, file: str, old: str, new: str, *, more: bool = False) -> None:
+        """Change a file of the checkout, which is otherwise the pin unless `more`."""
+        if not more:
+            toy.git(self.checkout, "checkout", "-q", ".")
+        path = self.checkout / file
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new))
+
+    def try_(self, *options: str, because: str = "it is faster") -> Ran:
+        return self.project.run("try", "stock", "--tree", self.checkout, "--because", because, *options)
+
+    def ended(self, *options: str) -> tuple[int, Any]:
+        ran = self.try_(*options)
+        assert ran.out, ran.err
+        return ran.rc, json.loads(ran.out)
+
+
+@pytest.fixture
+def new(project: Project, tmp_path: Path) -> Loop:
+    project.spec("stock", SPEC)
+    return Loop(project, project.checkout(tmp_path / "llama.cpp"))
+
+
+@pytest.fixture
+def loop(new: Loop) -> Loop:
+    """The same, with a noise floor."""
+    new.project.ok("noise", "stock")
+    return new
+
+
+def test_a_faster_change_is_promoted_and_is_the_next_reference(loop: Loop) -> None:
+    loop.edit(BENCH, TIME, "9000000")
+    rc, first = loop.ended()
+    assert (rc, first["ended"], first["promoted"], first["number"], first["parent"]) == (0, "promoted", True, 1, None)
+    (cell,) = first["cells"]
+    assert (cell["cell"], cell["verdict"], round(cell["effect"], 1)) == ("pp16", "faster", 0.1)
+    assert cell["ci_low"] < cell["effect"] < cell["ci_high"]
+    assert first["p"] < first["level"] < first["wealth"] == 0.01
+    assert {gate["status"] for gate in first["gates"]} == {"passed"}
+    assert first["held_out"] == {"cells": 1, "slower": 0}
+    assert "pp32" not in json.dumps(first)
+    kinds = [row["kind"] for row in loop.project.json("sessions")]
+    assert [kinds.count(kind) for kind in ("screen", "ab")] == [1, 2]
+    rc, again = loop.ended()
+    assert (rc, again["reused"], again["try_id"]) == (0, True, first["try_id"])
+    assert len(loop.project.json("sessions")) == len(kinds)
+    loop.edit(BENCH, TIME, "9500000")  # faster than the baseline, slower than the reference
+    rc, second = loop.ended()
+    assert (rc, second["ended"], second["parent"]) == (11, "screen", first["try_id"])
+    assert second["wealth"] is None
+    loop.edit(BENCH, TIME, "8000000")
+    rc, third = loop.ended()
+    assert (rc, third["parent"]) == (0, first["try_id"])
+    assert third["cells"][0]["effect"] == pytest.approx(0.125, abs=0.01)
+    assert third["wealth"] > 0.04
+    assert loop.project.run("db", "check").out == "ok\n"
+
+
+def test_what_drops_a_change(loop: Loop) -> None:
+    loop.edit(BENCH, "int main", "int oops main")
+    ran = loop.try_()
+    assert (ran.rc, json.loads(ran.out)["ended"]) == (7, "build")
+    assert ran.err.splitlines()[-1].startswith("try 1: dropped by build (")
+    loop.edit(OPS, '!strcmp(toy(), "wrong") ||', "1 ||")
+    rc, wrong = loop.ended()
+    assert (rc, wrong["ended"], wrong["p"]) == (5, "gate", None)
+    assert [gate["status"] for gate in wrong["gates"]] == ["passed", "failed"]
+    loop.edit(BENCH, "mixed", "stirred")
+    rc, renamed = loop.ended()
+    assert (rc, renamed["ended"], renamed["lines"]) == (11, "screen", 12)
+    held = "static int held;\nstatic void row(int pp, int tg, int r) {\n    held = pp == 32;"
+    loop.edit(BENCH, "static void row(int pp, int tg, int r) {", held)
+    loop.edit(BENCH, "static long noise(void)", "static int held;\nstatic long noise(void)", more=True)
+    loop.edit(BENCH, TIME, "(held ? 12000000 : 9000000)", more=True)
+    rc, narrow = loop.ended()
+    assert (rc, narrow["ended"], narrow["held_out"]) == (11, "overfitted", {"cells": 1, "slower": 1})
+    assert narrow["p"] < narrow["level"]
+    assert [row["ended"] for row in loop.project.json("tries", "list")] == ["build", "gate", "screen", "overfitted"]
+    assert loop.project.run("db", "check").out == "ok\n"
+
+
+def test_a_try_that_was_not_finished_goes_on(loop: Loop) -> None:
+    loop.edit(BENCH, TIME, "9000000")
+    loop.project.spec("stock", SPEC.replace("cycles: 8", "effect: 0.001%"))
+    ran = loop.try_()
+    assert (ran.rc, ran.out) == (8, "")
+    assert "is too high: 40 cycles find" in ran.error
+    loop.project.spec("stock", SPEC)
+    before = len(loop.project.json("sessions"))
+    rc, done = loop.ended()
+    assert (rc, done["number"], done["ended"]) == (0, 1, "promoted")
+    kinds = [row["kind"] for row in loop.project.json("sessions")]
+    assert (len(kinds) - before, kinds.count("screen")) == (2, 1)
+
+
+def test_budgets(loop: Loop) -> None:
+    loop.edit(BENCH, TIME, "20000000")
+    rc, slower = loop.ended("--max-tries", "1")
+    assert (rc, slower["ended"], slower["cells"][0]["verdict"], slower["regressed"]) == (
+        11,
+        "screen",
+        "slower",
+        ["pp16"],
+    )
+    loop.edit(BENCH, TIME, "30000000")
+    spent = loop.try_("--max-tries", "1")
+    assert (spent.rc, "has used 1 of 1 tries" in spent.error) == (13, True)
+    spent = loop.try_("--max-minutes", "0.001")
+    assert (spent.rc, "of 60 ms" in spent.error) == (13, True)
+    assert len(loop.project.json("tries", "list")) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "rc", "cause"),
+    [
+        (lambda tree: None, (), 9, "is what it would be compared with"),
+        (lambda tree: (tree / "new.c").write_text(""), (), 9, "has 1 files that git does not track: new.c"),
+        (lambda tree: toy.git(tree, "checkout", "-q", "--orphan", "other"), (), 9, "is not based on pin"),
+        (lambda tree: None, ("--because", " "), 9, "--because says nothing"),
+        (lambda tree: None, ("--parent", "7"), 2, "no tries are called '7'"),
+        (lambda tree: None, ("--host", "local,other"), 2, "a loop uses one device"),
+    ],
+)
+def test_bad_input(new: Loop, change: Callable[[Path], object], options: tuple[str, ...], rc: int, cause: str) -> None:
+    change(new.checkout)
+    ran = new.try_(*options)
+    assert (ran.rc, ran.out, cause in ran.error) == (rc, "", True), ran.err
+
+
+def test_one_loop_a_device(new: Loop) -> None:
+    new.edit(BENCH, TIME, "9000000")
+    with locked(cache_path().with_name("loop-local.lock"), pytest.fail):
+        ran = new.try_()
+    assert (ran.rc, ran.error) == (10, "another loop uses host local: one at a time")
+
+
+def test_a_loop_waits_for_the_jobs_of_people(loop: Loop, tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    hold.touch()
+    slow = f"llama-bench: {{model: m, n_prompt: 64, env: {{TOY_HOLD: {hold}}}}}"
+    loop.project.spec("held", f"extends: toy.yaml\nbench: [{{{slow}}}]\n")
+    person = loop.project.spawn("run", "held")
+    while not any(row["name"] == "held" and row["state"] == "running" for row in loop.project.json("sessions")):
+        assert person.poll() is None, person.communicate()
+    loop.edit(BENCH, TIME, "20000000")
+    ran = loop.try_("--wait", "0")
+    assert (ran.rc, "-held-" in ran.error, ran.error.startswith("host local is busy, with job ")) == (10, True, True)
+    hold.unlink()
+    person.communicate(timeout=60)
+    assert loop.ended()[1]["ended"] == "screen"
+
+
+def test_a_decision_that_was_changed_is_found(loop: Loop) -> None:
+    loop.edit(BENCH, TIME, "9000000")
+    loop.ended()
+    with Store.open(loop.project.folder / "results.db") as store:
+        store.connection.execute("DROP TRIGGER try_ends_no_update")
+        store.connection.execute("UPDATE try_ends SET level = level / 2, ended = 'chain'")
+        found = [*tries.check(store)]
+    assert len(found) == 2
+    assert "ended as chain, and its sessions give promoted" in found[0]
+    assert "has level 0.000267" in found[1]
