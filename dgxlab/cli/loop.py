@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -15,6 +15,7 @@ from dgxlab.cli._app import App, Workspace
 from dgxlab.cli._out import Format, Out, table
 from dgxlab.cli.run import MeasureOptions, seconds
 from dgxlab.errors import BuildFailed, CheckFailed, GateFailed, UsageError
+from dgxlab.project import root
 from dgxlab.units import duration
 
 app = App("The tries of loops: hypotheses, diffs, decisions.")
@@ -97,6 +98,57 @@ def list_(
         for row in rows
     ]
     out.result(rows, lambda: table(texts, right=("try", "lines")) if texts else "no tries")
+
+
+_TryArgument = Annotated[str, Argument(metavar="TRY", help="A try: its number, or the last six characters of its id.")]
+_OfOption = Annotated[
+    str, Option("--of", metavar="BASELINE", help="The ledger that the number is of, if it has several.")
+]
+
+
+@app.add
+def show(number: _TryArgument, of: _OfOption = "", *, workspace: Workspace, out: Out) -> None:
+    """Show a try: how it ended, its verdicts and gates, and its changes.
+
+    Example: dgxlab tries show 17
+    """
+    from dgxlab.judgement import tries
+
+    with workspace.store() as store:
+        try_id = tries.find(tries.ledger(store, of), number)["try_id"]
+        told, diff = tries.told(store, try_id), tries.diff_of(store, try_id)
+    names = ("try_id", "because", "ended", "why", "p", "level", "tree", "parent")
+    facts = [f"{name:<8} {told[name]}" for name in names if told[name] is not None]
+    cells = [f"{cell['cell']} {cell['metric']}: {cell['verdict']}{_percent(cell['effect'])}" for cell in told["cells"]]
+    out.result({**told, "diff": diff}, "\n".join([*facts, *cells, "", diff]))
+
+
+@app.add
+def export(
+    number: _TryArgument,
+    name: str = Argument(help="The new series: a folder under patches/."),
+    of: _OfOption = "",
+    *,
+    workspace: Workspace,
+    out: Out,
+) -> None:
+    """Turn the changes of a try into a series of one patch, as `patch export` does.
+
+    Its message is the hypothesis.
+
+    Example: dgxlab tries export 17 wider-tiles
+    """
+    from dgxlab.judgement import tries
+    from dgxlab.lab import loop
+
+    with workspace.lab() as lab:
+        row = tries.find(tries.ledger(lab.store, of), number)
+        patches = loop.export(lab, workspace.project or root(), name, row)
+    out.result({"series": name, "patches": patches}, "\n".join(f"patches/{name}/{patch}" for patch in patches))
+
+
+def _percent(effect: float | None) -> str:
+    return "" if effect is None else f" {100 * effect:+.2f} %"
 
 
 def line(told: Mapping[str, Any]) -> str:

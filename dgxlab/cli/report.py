@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 Form = StrEnum(
     "Form",
-    "steps single-stream concurrency serving ops profile history gates verdicts levers provenance published imported",
+    "steps single-stream concurrency serving ops profile history gates verdicts levers tries"
+    " provenance published imported",
 )
 """Forms of tables."""
 
@@ -100,9 +101,9 @@ def report(  # noqa: PLR0913, PLR0917 - each is an option
             raise UsageError("--sessions writes whole sessions", next="dgxlab report --sessions sessions")
         elif sessions:
             _pages(opened, named, sessions, out)
-        elif plots and (html or form not in (None, Form.serving, Form.history) or not (named or form)):
+        elif plots and (html or form not in (None, Form.serving, Form.history, Form.tries) or not (named or form)):
             whole = f"dgxlab report {named[0]} --plots {plots}" if named else "dgxlab jobs"
-            raise UsageError("--plots draws a whole report, or --form serving or history", next=whole)
+            raise UsageError("--plots draws a whole report, or --form serving, history or tries", next=whole)
         elif given and not form:
             raise UsageError(f"--{next(iter(given))} narrows a form", next="dgxlab report --form ops")
         else:
@@ -156,9 +157,10 @@ def _form(opened: Store, form: str, named: Sequence[str], given: Mapping[str, st
     page = reports.page(opened, wanted)
 
     def figures() -> Iterator[tuple[str, Any]]:
-        from dgxlab.plots import history, serving
+        from dgxlab.plots import history, serving, tries
 
-        if draw := {Form.serving: serving.figure, Form.history: history.figure}.get(Form(form)):
+        drawn = {Form.serving: serving.figure, Form.history: history.figure, Form.tries: tries.figure}
+        if draw := drawn.get(Form(form)):
             yield "-".join([*named, form]), draw(page.tables)
 
     return _Shown(page, lambda: reports.render_page(page, wide=wide), figures)
@@ -184,7 +186,7 @@ def _subject(opened: Store, form: str, named: Sequence[str], given: Mapping[str,
         if not words["session"]:
             raise UsageError("no session has a verdict yet", next="dgxlab ab --help")
     else:
-        if not named and form not in ("history", "levers"):
+        if not named and form not in ("history", "levers", "tries"):
             from dgxlab.tools import BY_FORM
 
             named = _newest(opened, BY_FORM.get(form))

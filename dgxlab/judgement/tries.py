@@ -23,7 +23,7 @@ from dgxlab.judgement.verdicts import Judged, doubts
 from dgxlab.model import Session, Source
 from dgxlab.model.plan import CANDIDATE
 from dgxlab.stats import Ended, Screened
-from dgxlab.store import Job, Store
+from dgxlab.store import Job, Store, alias
 
 SCREEN, CHAIN, HELD_OUT = STAGES = ("screen", "chain", "held-out")
 KINDS = {SCREEN: "screen", CHAIN: "ab", HELD_OUT: "ab"}  # of the job that measures a stage
@@ -51,8 +51,8 @@ def ledger(store: Store, baseline: str = "", host: str = "") -> list[dict[str, A
 
 
 def find(rows: Sequence[Row], text: str) -> Row:
-    """Return the only try among `rows` that a user's text names: its number, or the end of its id; UsageError else."""
-    fits = [row for row in rows if text == str(row["number"]) or row["try_id"].endswith(text)]
+    """Return the only try with this number, id, or last six characters of its id; UsageError if there is none."""
+    fits = [row for row in rows if text in (str(row["number"]), row["try_id"], alias(row["try_id"]))]
     if len(fits) != 1:
         ids = "\n".join(str(row["try_id"]) for row in fits)
         raise UsageError(f"{len(fits) or 'no'} tries are called {text!r}", next="dgxlab tries list", details=ids)

@@ -22,6 +22,7 @@ from dgxlab.lab.outlook import command_for
 from dgxlab.lab.request import Request, source_of
 from dgxlab.model import Experiment, Source
 from dgxlab.replies import LIVE
+from dgxlab.source.git import Git
 from dgxlab.source.programs import locked
 from dgxlab.stats import Ended
 from dgxlab.store import Job
@@ -151,6 +152,22 @@ def _to_the_end(measure: _Measure, row: Row, check_budget: Callable[[], None]) -
 def held_out(experiment: Experiment) -> Experiment:
     """Return the experiment that measures the held-out cells of another."""
     return replace(experiment, name=f"{experiment.name[:40]}-held-out", bench=experiment.holdout, holdout=())
+
+
+def export(lab: Lab, root: Path, name: str, row: Row) -> list[str]:
+    """Write the changes of a try as the series patches/<name> of the project `root`; return its patch files.
+
+    Raises SpecError as `series.export`, or if the pin cannot be found.
+    """
+    source = series.remake(lab.cache, row["pin"], row["tree"], tries.diff_of(lab.store, row["try_id"]))
+    with lab.cache.scratch() as folder:
+        checkout = Git(folder, user=True, is_work_tree=True)
+        checkout.run("init", "--quiet")
+        (folder / ".git/objects/info/alternates").write_text(f"{lab.cache.path.resolve() / 'objects'}\n")
+        checkout.run("checkout", "--quiet", "--detach", row["pin"])
+        checkout.run("read-tree", "-u", "--reset", source.tree)
+        made = series.export(root, name, lab.cache, row["pin"], folder, row["because"])
+    return [patch.name for patch in made.patches]
 
 
 def _parent(rows: Sequence[Row], asked: Try) -> str | None:

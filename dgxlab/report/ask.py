@@ -53,6 +53,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "gates": (*ARMS, "published"),
     "verdicts": ("experiment", "baseline", "session", "host"),
     "levers": ("experiment",),
+    "tries": ("experiment", "host"),
     "provenance": ARMS,
     "published": ("table", "source"),
     "imported": ("file", "cells"),
@@ -60,6 +61,9 @@ KEYS: Mapping[str, tuple[str, ...]] = {
 """By form, the keys that its query may have, besides VIEW."""
 
 VIEW = ("columns", "wide")  # keys that every form takes: they only choose what is shown
+
+WITHOUT_NAMES = ("history", "levers", "tries", "published", "imported")
+"""Forms that need no experiment or session."""
 
 LISTS = ("experiment", "session", "cells", "table", "source", "published", "file", "columns")
 """Keys whose value is a list, with commas between its items."""
@@ -127,7 +131,7 @@ def _check(wanted: Query) -> None:
         raise UsageError("cells are of a file")
     if wanted.form == "history" and not wanted.cells:
         raise UsageError("form=history needs cells")
-    if not (wanted.experiment or wanted.session or wanted.form in ("history", "levers", "published", "imported")):
+    if not (wanted.experiment or wanted.session or wanted.form in WITHOUT_NAMES):
         either = " or session" if "session" in KEYS[wanted.form] else ""
         raise UsageError(f"form={wanted.form} needs experiment{either}")
     for key in ("baseline", "host"):

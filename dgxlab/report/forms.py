@@ -35,6 +35,7 @@ from dgxlab.report.tables import (
     tables,
     with_host_gap,
 )
+from dgxlab.report.tries import ledgers
 from dgxlab.report.verdicts import collect_session, newest_with_verdicts
 from dgxlab.roofline import Peaks
 from dgxlab.store import alias
@@ -283,6 +284,7 @@ FORMS: Mapping[str, Callable[[Store, Query], Page]] = {
     "gates": _gates,
     "verdicts": _verdicts,
     "levers": lambda store, wanted: Page(wanted.form, (experiments(store, wanted),)),
+    "tries": ledgers,
     "provenance": _provenance,
     "published": _published,
     "imported": lambda store, wanted: Page(wanted.form, imports(store, wanted)),

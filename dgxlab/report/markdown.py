@@ -56,6 +56,7 @@ BRIEF = ("verdict", "effect", "interval", "baseline", "candidate", "promoted")
 ASIDE: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "steps": (("step",), ("notes",)),
     "levers": (("lever",), ("hypothesis", "why")),
+    "tries": (("try",), ("because", "why")),
     "gates": (("gate", "when"), ("found",)),
     "imported": (("file",), ("told",)),
 }

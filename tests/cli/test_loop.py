@@ -193,3 +193,32 @@ def test_a_decision_that_was_changed_is_found(loop: Loop) -> None:
     assert len(found) == 2
     assert "ended as chain, and its sessions give promoted" in found[0]
     assert "has level 0.000267" in found[1]
+
+
+def test_the_ledger_is_shown_drawn_and_exported(loop: Loop, tmp_path: Path) -> None:
+    loop.edit(BENCH, "int main", "int oops main")
+    loop.ended()
+    loop.edit(BENCH, TIME, "9000000")
+    loop.ended()
+    loop.edit(BENCH, TIME, "12000000")
+    loop.try_(because="a *bold* idea")
+    shown = loop.project.ok("report", "--form", "tries", "--plots", tmp_path)
+    rows = [[cell.strip() for cell in row.split("|")[1:4]] for row in shown.out.splitlines() if row.startswith("| ")]
+    assert [row[:2] for row in rows[-3:]] == [["1", "build"], ["2", "promoted"], ["3", "screen"]]
+    assert float(rows[-2][2]) == pytest.approx(11, abs=1)
+    assert "a \\*bold\\* idea" in shown.out
+    assert (tmp_path / "tries.png").read_bytes().startswith(b"\x89PNG")
+    table = loop.project.json("report", "stock", "--form", "tries", "--host", "local")["tables"][0]
+    bests = [row["best_speed"] for row in table["rows"]]
+    assert bests[0] == 1.0
+    assert bests[1] == bests[2] == pytest.approx(1.11, abs=0.01)
+    assert loop.project.run("report", "other", "--form", "tries").rc == 2
+    told = loop.project.json("tries", "show", "2")
+    assert "+    return (i ? 9000000" in told["diff"]
+    lines = loop.project.ok("tries", "show", told["try_id"][-6:]).out.splitlines()
+    assert lines[1] == "because  it is faster"
+    assert loop.project.run("tries", "show", "9", "--of", "stock").error == "no tries are called '9'"
+    exported = loop.project.json("tries", "export", "2", "faster")
+    assert exported["patches"] == ["it-is-faster.patch"]
+    assert "+    return (i ? 9000000" in (loop.project.folder / "patches/faster/it-is-faster.patch").read_text()
+    assert loop.project.ok("patch", "check", "faster", "--pin", loop.project.machine.pin).rc == 0

@@ -125,7 +125,7 @@ def table(store: Store, **words: str) -> Table:
 
 def test_the_command_line_has_every_form() -> None:
     assert [form.value for form in Form] == list(KEYS) == list(FORMS)
-    assert set(FORMS) == {*ASKED, "profile", "serving", "published", "imported"}
+    assert set(FORMS) == {*ASKED, "profile", "serving", "tries", "published", "imported"}
 
 
 @pytest.mark.parametrize("form", ASKED)

@@ -1,0 +1,92 @@
+"""Tables of the tries of loops: one for each ledger, a row for each try, with the best so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from dgxlab.errors import UsageError
+from dgxlab.judgement import tries
+from dgxlab.judgement.tries import Row as TryRow
+from dgxlab.report.ask import Query
+from dgxlab.report.evidence import arms_of_job
+from dgxlab.report.records import Column, Origin, Page, Provenance, Row, Table, grouped
+from dgxlab.report.tables import provenance
+from dgxlab.stats import Ended
+from dgxlab.store import alias
+
+if TYPE_CHECKING:
+    from dgxlab.store import Store
+
+COLUMNS = (
+    Column("try", "try", numeric=True),
+    Column("ended", "ended"),
+    Column("gain", "speed (%)", numeric=True),
+    Column("best", "best so far (%)", numeric=True),
+    Column("p", "p", numeric=True),
+    Column("level", "level", numeric=True),
+    Column("parent", "against try", numeric=True),
+    Column("lines", "lines", numeric=True),
+    Column("minutes", "minutes", numeric=True),
+    Column("session", "session"),
+    Column("because", "because"),
+    Column("why", "why"),
+)
+
+
+def ledgers(store: Store, wanted: Query) -> Page:
+    """Return the table of each ledger of a query; raises UsageError if the record has no such ledger."""
+    names = wanted.experiment or ("",)
+    every = [row for name in names for row in tries.ledger(store, name, wanted.host)]
+    if not every:
+        named = " or ".join(wanted.experiment)
+        raise UsageError(f"{store.path} has no try{named and f' of {named}'}", next="dgxlab try --help")
+    of_each = grouped(((row["baseline"], row["host"]), row) for row in every)
+    results = [_table(store, rows, title=f"{name} on {host}") for (name, host), rows in of_each.items()]
+    return Page(wanted.form, tuple(results))
+
+
+def _table(store: Store, ledger: Sequence[TryRow], title: str) -> Table:
+    rows = list(_rows(store, ledger))
+    counts = {how.value: sum(row["ended"] == how.value for row in ledger) for how in Ended}
+    newest = next((job for row in reversed(ledger) for job in tries.sessions_of(store, row["try_id"]).values()), None)
+    source = Provenance(ledger[0]["baseline"], (), "", (), "", None, ledger[0]["host"])
+    if newest and (arms := arms_of_job(store, newest)):
+        source = provenance(next(iter(arms.values())), [newest.job_id])
+    settings = {how: count for how, count in counts.items() if count}
+    origins = (Origin(source.experiment, source),)
+    return Table("tries", f"Tries: {title}", COLUMNS, tuple(rows), source, settings, kind="arms", origins=origins)
+
+
+def _rows(store: Store, ledger: Sequence[TryRow]) -> Iterator[Row]:
+    speeds: dict[str | None, float] = {None: 1.0}  # of each try by the baseline's
+    numbers = {row["try_id"]: row["number"] for row in ledger}
+    best, shown = 1.0, _sessions(store)
+    for row in ledger:
+        session, gain = shown.get(row["try_id"], (None, None))
+        speed = None if gain is None else speeds.get(row["parent"], 1.0) * (1 + gain)
+        if row["ended"] == Ended.PROMOTED.value and speed:
+            speeds[row["try_id"]] = best = speed
+        yield {
+            "try": row["number"],
+            "ended": "rejected" if row["rejected"] else row["ended"] or "not yet",
+            "gain": None if gain is None else f"{100 * gain:+.2f}",
+            "speed": speed,
+            "best": f"{100 * (best - 1):+.2f}",
+            "best_speed": best,
+            "parent": numbers.get(row["parent"]),
+            "session": session and alias(session),
+            "minutes": None if row["seconds"] is None else f"{row['seconds'] / 60:.1f}",
+            **{name: None if row[name] is None else f"{row[name]:.2g}" for name in ("p", "level")},
+            **{name: row[name] for name in ("lines", "because", "why")},
+        }
+
+
+def _sessions(store: Store) -> dict[str, tuple[str, float | None]]:
+    """Return the last shown session of each try, and its mean speedup (geometric, over its cells), if it has one."""
+    rows = store.rows(
+        """SELECT try_id, job_id, exp(avg(CASE better WHEN 'higher' THEN 1 ELSE -1 END * ln(1 + effect))) - 1 AS gain
+           FROM try_sessions JOIN jobs USING (job_id) LEFT JOIN verdicts USING (job_id)
+           WHERE stage <> 'held-out' GROUP BY try_id, job_id ORDER BY stage = 'chain', intent_at"""
+    )
+    return {row["try_id"]: (row["job_id"], row["gain"]) for row in rows}
