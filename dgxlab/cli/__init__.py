@@ -9,7 +9,23 @@ from pathlib import Path
 import typer
 from typer import Option
 
-from dgxlab.cli import host, jobs, loop, new, patch, pin, record, report, run, search, session, traffic, verdict, watch
+from dgxlab.cli import (
+    host,
+    jobs,
+    loop,
+    mcp,
+    new,
+    patch,
+    pin,
+    record,
+    report,
+    run,
+    search,
+    session,
+    traffic,
+    verdict,
+    watch,
+)
 from dgxlab.cli._app import App, DbOption
 from dgxlab.cli._out import Format, FormatOption, Out, QuietOption, show_error
 from dgxlab.errors import AGAIN, DgxlabError, Interrupted, UsageError, command
@@ -44,7 +60,16 @@ for _command in (
     *(run.run, run.ab, loop.try_, watch.watch, run.noise, run.gate, run.plan, search.bisect, search.ablate),
     report.report,
     *(session.sessions, jobs.jobs, jobs.attach, jobs.cancel, jobs.logs),
-    *(record.import_, record.export, record.serve_record, verdict.verdict, traffic.bytes_, host.doctor, schema),
+    *(
+        record.import_,
+        record.export,
+        record.serve_record,
+        verdict.verdict,
+        traffic.bytes_,
+        host.doctor,
+        mcp.mcp,
+        schema,
+    ),
 ):
     app.add(_command)
 for _name, _group in {

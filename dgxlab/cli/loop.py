@@ -42,16 +42,16 @@ def try_(
     workspace: Workspace,
     out: Out,
 ) -> None:
-    """Try a change: build, gate and screen a checkout, then hold a chain where the screen does not drop it.
+    """Build, gate, screen and measure a change, for a loop.
 
-    Prints one JSON object. A try is promoted if its chain is significant at the ledger's level, no cell is slower, all
-    gates pass, and no held-out cell is slower. The next try is compared with it. The same changes are never measured
-    twice; a try that was interrupted goes on.
+    Prints one JSON object. The chain is held only if the screen does not drop the change. A try is promoted if its
+    chain is significant at the ledger's level, no cell is slower, all gates pass, and no held-out cell is slower. The
+    next try is compared with it. The same changes are never measured twice; a try that was interrupted goes on.
 
     Exit codes: 0 promoted, 5 a gate failed, 7 it does not build, 11 not promoted, 8 and 10 host not fit to measure, 13
     the budget is spent.
 
-    Example: dgxlab try stock --tree ../llama.cpp --because "fewer bank conflicts with a padded row"
+    Example: dgxlab try stock --tree ../llama.cpp --because "larger tiles"
     """
     from dgxlab.cli._display import display
     from dgxlab.judgement import tries
@@ -132,9 +132,9 @@ def export(
     workspace: Workspace,
     out: Out,
 ) -> None:
-    """Turn the changes of a try into a series of one patch, as `patch export` does.
+    """Turn the changes of a try into a series of one patch.
 
-    Its message is the hypothesis.
+    It is written as by `patch export`; its message is the hypothesis.
 
     Example: dgxlab tries export 17 wider-tiles
     """

@@ -75,6 +75,13 @@ def sessions_of(store: Store, try_id: str) -> dict[str, Job]:
     return {stage: store.job(newest[stage]) for stage in STAGES if stage in newest}
 
 
+def held_out(store: Store) -> set[str]:
+    """Return the sessions of held-out cells, and the names of their arms, which a loop must not see."""
+    rows = store.rows("SELECT job_id FROM try_sessions WHERE stage = ?", (HELD_OUT,))
+    jobs = [store.job(row["job_id"]) for row in rows]
+    return {job.job_id for job in jobs} | {arm.name for job in jobs for arm in job.plan.arms}
+
+
 def begin(store: Store, baseline: str, host: str, because: str, source: Source, diff: str, parent: str | None) -> str:
     """Record a new try, and return its id."""
     try_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{baseline}-{secrets.token_hex(3)}"

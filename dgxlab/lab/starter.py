@@ -33,6 +33,7 @@ class Kind:
     words: Mapping[str, str]
 
 
+_AGENTS = "AGENTS.md"
 _NO_HOST = "# box: {ssh: user@box}"
 KINDS = {
     "cpu": Kind("cpu", "one-thread", {"hosts": _NO_HOST}),
@@ -74,6 +75,8 @@ def init(folder: Path, kind: Kind) -> list[str]:
         raise UsageError(f"{there} is a project already", next=command("ls", "-A", there))
     words = {**kind.words, "candidate": kind.candidate}
     texts = {**_texts("init/all", words), **_texts(f"init/{kind.folder}", words), MARKER: ""}
+    if (folder / _AGENTS).exists():  # its owner's own, which may say more
+        del texts[_AGENTS]
     if known := next((path for path in texts if (folder / path).exists()), None):
         raise UsageError(f"{folder / known} is there already, and nothing is written over", next="ls -A")
     for path, lines in _LINES.items():

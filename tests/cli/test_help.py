@@ -42,7 +42,7 @@ def parse(command: Any, args: list[str], parent: Any = None) -> list[str]:
 def test_every_command_is_there() -> None:
     assert [" ".join(path) for path in LEAVES] == [
         "init",
-        *("run", "ab", "watch", "noise", "gate", "plan", "bisect", "ablate", "report", "sessions"),
+        *("run", "ab", "try", "watch", "noise", "gate", "plan", "bisect", "ablate", "report", "sessions"),
         *(
             "jobs",
             "attach",
@@ -54,8 +54,10 @@ def test_every_command_is_there() -> None:
             "verdict",
             "bytes",
             "doctor",
+            "mcp",
             "schema",
         ),
+        *("tries list", "tries show", "tries export"),
         *("session reject", "session note", "session diff"),
         *("new experiment", "new series"),
         *("patch list", "patch check", "patch refresh", "patch export", "pin id", "pin check"),
@@ -79,7 +81,7 @@ def test_help_has_an_example_that_parses(path: tuple[str, ...], dgxlab: Any) -> 
 
 
 def test_summaries_fit_their_line_and_no_arguments_show_them(dgxlab: Any) -> None:
-    for group in ((), ("new",), ("patch",), ("pin",), ("db",), ("host",), ("session",)):
+    for group in ((), ("new",), ("patch",), ("pin",), ("db",), ("host",), ("session",), ("tries",)):
         assert "..." not in dgxlab(*group, "--help").out.split("Commands:")[1]
     ran: Ran = dgxlab()
     assert ran.rc == 2

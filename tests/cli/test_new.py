@@ -1,5 +1,6 @@
 """`dgxlab init` and `new`: from an empty folder to a project, an experiment and a series."""
 
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from dgxlab.spec import load
 from tests import machines, toy
 from tests.cli.conftest import Project, Ran
+from tests.cli.test_help import LEAVES
 from tests.conftest import PIN
 
 Run = Callable[..., Ran]
@@ -53,6 +55,20 @@ def test_cuda_is_for_the_gpu_that_is_here(
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     assert dgxlab("init", "--cuda").err == ""
     assert load(empty / "experiments" / "stock.yaml").cmake["CMAKE_CUDA_ARCHITECTURES"] == "90"
+
+
+def test_a_new_project_tells_programs_what_to_do(empty: Path, dgxlab: Run) -> None:
+    """In the words of its own commands, each of which is there."""
+    assert "AGENTS.md" in dgxlab("init").out
+    text = (empty / "AGENTS.md").read_text()
+    named = set(re.findall(r"dgxlab ((?:db |session )?[a-z]+)", text))
+    assert {"try", "report", "mcp", "db check"} <= named <= {" ".join(path) for path in LEAVES}
+
+
+def test_instructions_for_programs_that_are_there_stay(empty: Path, dgxlab: Run) -> None:
+    (empty / "AGENTS.md").write_text("mine")
+    assert "AGENTS.md" not in dgxlab("init").out
+    assert (empty / "AGENTS.md").read_text() == "mine"
 
 
 def test_a_new_project_is_under_git_and_merges_its_record(empty: Path, dgxlab: Run) -> None:
