@@ -10,7 +10,9 @@ import email
 import email.policy
 import hashlib
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from dgxlab.errors import SpecError, command
@@ -41,7 +43,7 @@ def apply_tree(cache: PinCache, pin: str, checkout: Path) -> Source:
         SpecError: if it is not a checkout of llama.cpp, is not based on the pin, or has links out of it or submodules.
     """
     cache.require(pin)
-    tree = _snapshot(cache, _based(checkout, pin))
+    tree = _snapshot(cache, _based(checkout, pin), pin)
     source = _source(cache, pin, tree)
     if source.commit == pin:
         return source
@@ -131,7 +133,7 @@ def export(
     except ValueError as error:
         raise SpecError(f"series {name}: {error}", next=f"mend or remove {present / 'series'}") from error
     old = {line.name: line for line in lines if not line.dest and NAME.fullmatch(line.name)}
-    tree = _snapshot(cache, own)
+    tree = _snapshot(cache, own, pin)
     texts, wanted = _formatted(cache, own, pin, tree, [overlay.dest for overlay in overlays], message)
     patches = _rewritten(cache, pin, name, _named(texts, [present / file for file in old]), wanted)
     if not patches and not overlays:
@@ -172,7 +174,7 @@ def _based(checkout: Path, pin: str) -> Git:
     return own
 
 
-def _snapshot(cache: PinCache, own: Git) -> str:
+def _snapshot(cache: PinCache, own: Git, pin: str) -> str:
     """Write a checkout's files into the cache and return the tree; files that are ignored and not tracked stay out."""
     listed = own.read("ls-files", "-z", "--cached", "--others", "--exclude-standard")
     files = dict.fromkeys(listed.split(b"\0")[:-1])
@@ -181,9 +183,24 @@ def _snapshot(cache: PinCache, own: Git) -> str:
         raise SpecError(f"{own.dir / nested} is a repository of its own", next=mend)
     with cache.scratch() as folder:
         git = cache.git.configured(GIT_INDEX_FILE=folder / "index", GIT_WORK_TREE=own.dir.resolve())
+        _begin_index(git, own, pin, folder / "index")
         paths = b"".join(path + b"\0" for path in files)
         git.run("update-index", "--add", "--remove", "--replace", "-z", "--stdin", input=paths)
         return git.run("write-tree")
+
+
+def _begin_index(git: Git, own: Git, pin: str, index: Path) -> None:
+    """Begin an index with the pin's files that the checkout's own index knows as unchanged: only others are then read.
+
+    Nothing is written if an entry has a flag (`git update-index --assume-unchanged`), which hides changes.
+    """
+    with suppress(OSError):  # git compares the times of files with that of the index
+        shutil.copy2(own.run("rev-parse", "--path-format=absolute", "--git-path", "index"), index)
+    listed, differing = git.attempt("ls-files", "-v"), git.attempt("diff-index", "--cached", "--name-only", "-z", pin)
+    if listed.rc or differing.rc or any(line[:1] != b"H" for line in listed.out.splitlines()):
+        index.unlink(missing_ok=True)
+    else:
+        git.run("update-index", "-z", "--force-remove", "--stdin", input=differing.out)
 
 
 def _formatted(

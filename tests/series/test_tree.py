@@ -113,6 +113,23 @@ def test_edit_and_again(project: Project) -> None:
     assert apply_tree(project) == first
 
 
+def test_changes_that_git_was_told_to_overlook(project: Project) -> None:
+    """And what is staged or committed, whose content the checkout's own index has."""
+    before = apply_tree(project).tree
+    git(project.clone, "update-index", "--assume-unchanged", "README.md")
+    (project.clone / "README.md").write_text("other\n")
+    overlooked = apply_tree(project).tree
+    assert overlooked != before
+    git(project.clone, "update-index", "--no-assume-unchanged", "README.md")
+    assert apply_tree(project).tree == overlooked
+    git(project.clone, "add", "README.md")
+    assert apply_tree(project).tree == overlooked
+    git(project.clone, "commit", "-q", "-m", "other")
+    assert apply_tree(project).tree == overlooked
+    git(project.clone, "rm", "-q", "README.md")
+    assert "README.md" not in names(project, apply_tree(project))
+
+
 def test_private_ignore_rules(project: Project) -> None:
     write(project.clone, {".git/info/exclude": "private/\n", "private/x": "x\n", "a.swp": "s\n"})
     write(Path.home(), {".config/git/ignore": "*.swp\n"})
