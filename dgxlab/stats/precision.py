@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from itertools import pairwise, zip_longest
@@ -149,7 +150,9 @@ def mde(noise: float, cycles: int, claims: int = 1) -> float:
 
 def cycles_to_detect(effect: float, noise: float, claims: int = 1) -> int | None:
     """Return the smallest number of cycles whose `mde` is at most `effect`; None if over MOST_CYCLES."""
-    return next((cycles for cycles in range(2, MOST_CYCLES + 1) if mde(noise, cycles, claims) <= effect), None)
+    lengths = range(2, MOST_CYCLES + 1)
+    index = bisect_left(lengths, True, key=lambda cycles: mde(noise, cycles, claims) <= effect)
+    return lengths[index] if index < len(lengths) else None
 
 
 def planned_cycles(bounds: Iterable[float | None], effect: float, claims: int = 1) -> int:
