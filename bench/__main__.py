@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 
-from bench.commands import completion, edit, help_page, plan10k, up_to_date, verdicts
+from bench.commands import completion, edit, help_page, plan10k, try_again, try_overhead, up_to_date, verdicts
 from bench.figure import Figure, Others, described
 from bench.fleets import fleet_coverage
 from bench.jobs import agent, followed, memory, over_distance, over_ssh, stage
@@ -25,6 +25,8 @@ FIGURES: Mapping[str, Callable[[bool], Figure]] = {
     "plan10k": plan10k,
     "up_to_date": up_to_date,
     "edit": edit,
+    "try_again": try_again,
+    "try_overhead": try_overhead,
     "agent": agent,
     "ingest": ingest,
     "import": adopt,

@@ -6,7 +6,7 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,6 +17,7 @@ from bench.figure import Figure, figure, ratios, take_turns
 from bench.place import Place, place
 from dgxlab.cli import app
 from dgxlab.model.events import StepEvent
+from tests import toy
 from tests.journals import read
 
 TYPER = "typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)"
@@ -129,6 +130,47 @@ def edit(quick: bool) -> Figure:
         walls, alone = take_turns(2 if quick else 7, ours, ninja)
     more = [a - b for a, b in zip(walls, alone, strict=True)]
     return figure("edit", "one overlay edited, run to measuring, less ninja", more, "s", 1.0, dgxlab=walls, ninja=alone)
+
+
+def try_again(quick: bool) -> Figure:
+    """Time `dgxlab try` of changes that the ledger has already, in a checkout of as many files as llama.cpp's."""
+    files = {f"src/{number}.c": f"// {number}\n" * 4000 for number in range(20 if quick else 3000)}
+    with place({**toy.FILES, **files}) as here:
+        _faster(here, 9)()
+        again = here.command(*TRY)
+        (walls,) = take_turns(2 if quick else 9, again)
+    return figure("try_again", "dgxlab try of changes that were tried", walls, "s", 1.0)
+
+
+def try_overhead(quick: bool) -> Figure:
+    """Time `dgxlab try` of a change that is promoted, less the time that its jobs took."""
+    speeds = itertools.count(9, -1)
+    with place() as here:
+
+        def ours() -> float:
+            before = {*(here.root / "jobs").iterdir()} if here.root.exists() else set()
+            wall = _faster(here, next(speeds))()
+            events = [list(read(job / "journal.jsonl")) for job in {*(here.root / "jobs").iterdir()} - before]
+            return wall - sum(of[-1].t - of[0].t for of in events)
+
+        (walls,) = take_turns(2 if quick else 5, ours)
+    return figure("try_overhead", "dgxlab try, screen and chain, less its jobs", walls, "s", 2.0)
+
+
+TRY = ("try", "toy.yaml", "--tree", "../checkout", "--because", "it is faster")
+
+
+def _faster(here: Place, ms: int) -> Callable[[], float]:
+    """Return a try of a checkout whose llama-bench takes so many milliseconds, of 10; the first one makes it."""
+    checkout = here.folder / "checkout"
+    if not checkout.exists():
+        fast = {"llama-bench": {"model": "m", "n_prompt": 16}}
+        spec = here.spec("toy", [fast], env={"TOY": "noisy"}, session={"cycles": 8})
+        here.command("noise", spec)()
+        here.timed(["git", "clone", "--quiet", here.folder / "repository", checkout])
+    program = checkout / "tools" / "llama-bench.c"
+    program.write_text(toy.FILES["tools/llama-bench.c"].replace("10000000", f"{ms}000000"))
+    return here.command(*TRY)
 
 
 def _measuring(here: Place) -> float:

@@ -59,7 +59,7 @@ def try_(
 
     if options.nodes or "," in (options.host or ""):
         raise UsageError("a loop uses one device", next="dgxlab try --help")
-    request = options.request("ab", baseline, baseline)
+    request = options.request("run", baseline)
     asked = loop.Try(request.experiment, tree, because, parent, 60.0 * options.wait, seconds(max_minutes), max_tries)
     with options.at(workspace, request).lab(create=True) as lab:
         with display(replace(out, quiet=out.quiet or not typer.get_text_stream("stderr").isatty())) as watch:
