@@ -1,6 +1,7 @@
 """`dgxlab try` and its ledger: what drops a change, what promotes one, and what is never measured twice."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +78,7 @@ def test_a_faster_change_is_promoted_and_is_the_next_reference(loop: Loop) -> No
     rc, again = loop.ended()
     assert (rc, again["reused"], again["try_id"]) == (0, True, first["try_id"])
     assert len(loop.project.json("sessions")) == len(kinds)
+    before = shutil.copy(loop.project.folder / "results.db", loop.project.folder / "before.db")
     loop.edit(BENCH, TIME, "9500000")  # faster than the baseline, slower than the reference
     rc, second = loop.ended()
     assert (rc, second["ended"], second["parent"]) == (11, "screen", first["try_id"])
@@ -87,6 +89,8 @@ def test_a_faster_change_is_promoted_and_is_the_next_reference(loop: Loop) -> No
     assert third["cells"][0]["effect"] == pytest.approx(0.125, abs=0.01)
     assert third["wealth"] > 0.04
     assert loop.project.run("db", "check").out == "ok\n"
+    loop.project.ok("db", "merge", before, "results.db")
+    assert loop.project.json("tries", "list", "--db", before) == loop.project.json("tries", "list")
 
 
 def test_what_drops_a_change(loop: Loop) -> None:
