@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from bench.commands import completion, edit, help_page, plan10k, try_again, try_overhead, up_to_date, verdicts
 from bench.figure import Figure, Others, described
-from bench.fleets import fleet_coverage
+from bench.fleets import fleet_coverage, fleet_report
 from bench.jobs import agent, followed, memory, over_distance, over_ssh, stage
 from bench.loops import loop_false, loop_fdr, loop_power, loop_power_quiet, loop_screens
 from bench.noises import alternating, families, half_widths, noises, promotions
@@ -55,6 +55,7 @@ FIGURES: Mapping[str, Callable[[bool], Figure]] = {
     "half_widths": half_widths,
     "screens": screens,
     "fleet_coverage": fleet_coverage,
+    "fleet_report": fleet_report,
     **{each.__name__: each for each in (loop_false, loop_fdr, loop_power, loop_power_quiet, loop_screens)},
 }
 
@@ -62,13 +63,13 @@ FIGURES: Mapping[str, Callable[[bool], Figure]] = {
 def main() -> int:
     """Measure the requested figures and print them."""
     parser = argparse.ArgumentParser(prog="python -m bench", description="Measure how fast dgxlab itself is.")
-    parser.add_argument("--only", choices=FIGURES, help="one figure alone")
+    parser.add_argument("--only", choices=FIGURES, nargs="+", metavar="FIGURE", help=f"of {', '.join(FIGURES)}")
     parser.add_argument("--quick", action="store_true", help="tiny counts: that it works, not how fast it is")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # else temporary folders stay
     rows, lines = [], []
     for name, take in FIGURES.items():
-        if args.only in (None, name):
+        if args.only is None or name in args.only:
             print(f"measuring {name} ...", file=sys.stderr, flush=True)
             others = Others()
             taken = take(args.quick)

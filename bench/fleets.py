@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import math
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
 from random import Random
 
-from bench.figure import Figure, rate_error
-from dgxlab import stats
+from bench.figure import Figure, figure, rate_error
+from dgxlab import report, stats
+from dgxlab.report.ask import of_experiment
+from dgxlab.store import Store
+from dgxlab.tools import BackendOpsBench
+from tests.journals import source
+from tests.report.worlds import GPU, H200, Session, h200, numbers
 
 DEVICES = (4, 8, 16, 64)
 BETWEEN = 0.05
@@ -35,3 +44,32 @@ def _judged(random: Random, devices: int, between: float) -> str:
     errors = [ERROR * math.exp(random.gauss(0.0, 0.5)) for _ in range(devices)]
     effects = [(random.gauss(random.gauss(0.0, between), error), error) for error in errors]
     return stats.pool([effects], ["higher"])[0].verdict
+
+
+MEMBERS = 1000
+"""Devices of the fleet that is reported on, with 20 cells each."""
+
+
+def fleet_report(quick: bool) -> Figure:
+    """Time the report of an experiment on many devices, from the record to the text."""
+    members = 20 if quick else MEMBERS
+    ops = BackendOpsBench("MUL_MAT", "CUDA0", {"type_a": ("q4_0", "q4_K"), "n": tuple(range(1, 11))})
+    experiment, walls = h200(name="fleet", bench=(ops,), gates=()), []
+    with tempfile.TemporaryDirectory(prefix="dgxlab-bench-") as name, Store.open(Path(name) / "results.db") as store:
+        store.connection.execute("PRAGMA synchronous = OFF")
+        for number in range(members):
+            host = replace(H200, details={**H200.details, "gpus": [{**GPU, "uuid": f"GPU-{number:05}"}]})
+            job = Session(store, experiment, f"20261120-{number:06}-fleet", host=host, host_name=f"node{number:04}")
+            job.build().runs(numbers(100 + number % 7, 4)).end()
+        for _ in range(2 if quick else 5):
+            begin = time.perf_counter()
+            asks = [
+                of_experiment(replace(experiment, host=job.host), source(), store.devices(job.job_id)["fleet"])
+                for job in store.jobs()
+            ]
+            page = report.collect_fleet(store, asks)
+            text = report.render_page(page)
+            walls.append(time.perf_counter() - begin)
+        if page.summary != f"{members} of {members} devices measured" or "node0007" not in text:
+            raise RuntimeError(f"not all devices are there: {page.summary}")
+    return figure("fleet_report", f"report of {members:,} devices, 20 cells each", walls, "s", 3.0)

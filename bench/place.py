@@ -20,7 +20,7 @@ from dgxlab.transport.local import LocalTransport
 from tests import toy
 from tests.sshd import Sshd, make_key, sshd
 
-SEALED = ("DGXLAB_", "GIT_", "XDG_", "SSH_", "GGML_", "CCACHE_")
+SEALED = ("DGXLAB_", "GIT_", "XDG_", "SSH_", "GGML_", "CCACHE_", "PYTHONDONTWRITEBYTECODE")
 """Prefixes of variables that measured programs do not inherit."""
 
 SETTLE_S = 10.0

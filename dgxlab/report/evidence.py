@@ -9,6 +9,7 @@ import json
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from dgxlab import judgement, stats, units
@@ -25,17 +26,16 @@ Row = Mapping[str, Any]
 
 MINE = """WITH mine AS MATERIALIZED (
     SELECT job_id, arm, build_id, device_id, arms.pin, arms.tree, intent_at FROM arms JOIN jobs USING (job_id)
-    WHERE arms.pin = :pin AND arms.tree = :tree AND cmake = :cmake AND protocol = :protocol
-    AND CASE WHEN :device_id IS NULL THEN host = :host ELSE device_id = :device_id END
-    AND (:session IS NULL OR (job_id = :session AND arm = :arm)))
+    WHERE arms.pin = :pin AND arms.tree = :tree AND cmake = :cmake AND protocol = :protocol AND {mine})
 """
-"""The jobs that built one tree in one configuration, for any experiment."""
+"""The jobs that built one tree in one configuration, for any experiment; `mine` says where, or in which session."""
 
 RUNS = f"""{MINE} SELECT run_id, job_id, arm, build_id, device_id, tool, coalesce(model_id, '') AS model_id, path,
                          recipe, contents, env_digest, argv, started AS at, status, reason, chain, role, cycle
            FROM mine JOIN runs USING (job_id, arm, build_id) LEFT JOIN inputs USING (job_id, model_id)
            LEFT JOIN chain_runs USING (run_id)
-           WHERE job_id NOT IN ({UNCOUNTED}) ORDER BY started, run_id"""  # noqa: S608 - our own
+           WHERE NOT EXISTS (SELECT 1 FROM ({UNCOUNTED}) AS u WHERE u.job_id = mine.job_id)
+           ORDER BY started, run_id"""  # noqa: S608 - our own; a list of all uncounted jobs would be read for each arm
 
 NEWEST = f"{MINE} SELECT build_id FROM mine ORDER BY intent_at DESC, job_id DESC LIMIT 1"  # noqa: S608 - our own
 
@@ -168,13 +168,13 @@ def find_evidence(store: Store, ask: Ask) -> Evidence:
     of_arm = {"pin": ask.arm.source.pin, "tree": ask.arm.source.tree, "cmake": canonical(ask.arm.cmake)}
     of_ask = {key: getattr(ask, key) for key in ("protocol", "device_id", "host", "session")}
     params = {**of_arm, **of_ask, "arm": ask.arm.name}
-    runs = store.rows(RUNS, params)
+    mine = "device_id = :device_id" if ask.device_id else "host = :host"  # no OR: devices and sessions have an index
+    mine += " AND job_id = :session AND arm = :arm" if ask.session else ""
+    runs, gates, checks = (store.rows(sql.format(mine=mine), params) for sql in (RUNS, GATES, CHECKS))
     # gates of any job are evidence for the build, but only the expected ones matter here
-    gates, checks = (
-        [row for row in store.rows(sql, params) if row["gate_digest"] in ask.gates] for sql in (GATES, CHECKS)
-    )
+    gates, checks = ([row for row in rows if row["gate_digest"] in ask.gates] for rows in (gates, checks))
     if not (every := runs + gates + checks):
-        built = store.rows(NEWEST, params)
+        built = store.rows(NEWEST.format(mine=mine), params)
         return Evidence(ask, ask.arm.name, ask.host, built[0]["build_id"] if built else None)
     newest = max(every, key=lambda row: float(row["at"]))
     context = (newest["build_id"], newest["device_id"])
@@ -215,12 +215,13 @@ def _measured(store: Store, ask: Ask, valid: Sequence[Row]) -> Iterator[Measured
         if runs and runs[-1]["tool"] == cell.cell.tool:
             chosen.append((cell, runs, numbers))
     flags = by_run(store, FLAGS, [run["run_id"] for _, runs, _ in chosen for run in runs])
+    conditions = cache(lambda *runs: conditions_of(store, runs))  # one run may have all cells
     for cell, runs, numbers in chosen:
         merged = [flag for run in runs for flag in flags[run["run_id"]]]
         if len(runs) > 1:
             counts = [(of_kind, len({flag["run_id"] for flag in of_kind}), why) for of_kind, why in by_kind(merged)]
             merged = [{**first, "reason": f"in {n} of {len(runs)} runs {why}"} for (first, *_), n, why in counts]
-        yield Measured(cell, runs[-1], numbers, conditions_of(store, [run["run_id"] for run in runs]), tuple(merged))
+        yield Measured(cell, runs[-1], numbers, conditions(*(run["run_id"] for run in runs)), tuple(merged))
 
 
 _Key = tuple[str, str, str]  # Cell.key, model_id, env_digest

@@ -101,16 +101,16 @@ class Store:
 
     def rows(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[dict[str, Any]]:
         """Return the rows of a SELECT by column name, with deflated values as text; raises Damaged if unreadable."""
+        # not by PRAGMA query_only: after it SQLite compiles every statement again
+        if not sql.lstrip().startswith(("SELECT", "WITH", "PRAGMA")):
+            raise ValueError(f"only a SELECT or a PRAGMA is read: {sql}")
         with named_errors(self.path):
-            self.connection.execute("PRAGMA query_only = ON")
+            cursor = self.connection.execute(sql, params)
+            names = [column[0] for column in cursor.description]
             try:
-                cursor = self.connection.execute(sql, params)
-                names = [column[0] for column in cursor.description or ()]
                 return [dict(zip(names, _texts(row), strict=True)) for row in cursor]
             except ValueError as error:
                 raise damaged(self.path, str(error)) from error
-            finally:
-                self.connection.execute("PRAGMA query_only = OFF")
 
     def put(self, table: str, row: Mapping[str, Any]) -> None:
         """Insert a row, by column name; `schema.UPSERT` says what happens if its key exists."""
