@@ -18,11 +18,11 @@ from rich.text import Text, TextType
 
 from dgxlab.cli._display import Lines, position
 from dgxlab.errors import one_line
+from dgxlab.report.cells import OUTCOME, OUTCOMES
 
-COLOURS = {"faster": "green", "slower": "red", "same": "cyan", "inconclusive": "yellow", "invalid": "magenta"}
-"""By verdict, the colour of its word; rich leaves colours out where NO_COLOR is set."""
+COLOURS = {"good": "green", "bad": "red", "open": "cyan"}
+"""Of outcomes; rich leaves colours out where NO_COLOR is set."""
 
-_VERDICT = re.compile(rf"(?:[^:]+: (?:screen: )?)?({'|'.join(COLOURS)})(?=[,:\s]|$)")
 _WORD = 40  # max length of a word in a drawn table that is not broken into lines
 
 
@@ -39,9 +39,9 @@ def draw_lines(text: str) -> None:
 
 
 def _coloured(text: Text) -> Text:
-    """Colour a verdict that begins a text, or follows a name and a colon."""
-    if found := _VERDICT.match(text.plain):
-        text.stylize(COLOURS[found[1]], *found.span(1))
+    """Colour the outcome of a text, if it has one."""
+    if found := OUTCOME.match(text.plain):
+        text.stylize(COLOURS[OUTCOMES[found[1]]], *found.span(1))
     return text
 
 

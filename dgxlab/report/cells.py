@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from decimal import Decimal
@@ -9,7 +10,18 @@ from decimal import Decimal
 from dgxlab import units
 from dgxlab.published import Figure
 from dgxlab.report.records import Column, Glance, Number, Table, Value
+from dgxlab.stats import VERDICTS
 from dgxlab.store import alias
+
+OUTCOMES = {
+    **dict.fromkeys(VERDICTS, "open"),
+    **dict.fromkeys(("faster", "passed", "promoted"), "good"),
+    **dict.fromkeys(("slower", "failed", "invalid", "lost", "rejected"), "bad"),
+}
+"""By verdict, or how something ended, whether it is good, bad or open: its colour on a page and on a terminal."""
+
+OUTCOME = re.compile(rf"(?:[^:]+: (?:screen: )?)?({'|'.join(OUTCOMES)})(?=[,:;\s]|$)")
+"""The outcome that a text begins with, or that follows a name and a colon."""
 
 SCALED = {unit: Decimal(repr(n)) for metric in units.METRICS.values() for unit, n in metric.scales.items()}
 """By display unit, its size in the metric's stored unit: 1e9 for GFLOPS, which are stored as FLOPS."""

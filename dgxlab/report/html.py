@@ -9,23 +9,18 @@ from __future__ import annotations
 import base64
 import hashlib
 import itertools
-import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dgxlab.stats import VERDICTS
+from dgxlab.report.cells import OUTCOME, OUTCOMES
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
     from markdown_it.token import Token
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
-
-GOOD, BAD = ("faster", "passed", "promoted"), ("slower", "failed", "invalid", "lost", "rejected")
-OUTCOME = re.compile(rf"(?:screen: |A/A: )?({'|'.join(dict.fromkeys((*VERDICTS, *GOOD, *BAD)))})\b")
-"""The word that a table's cell begins with if it is a verdict or how something ended."""
 
 
 def document(markdown: str, title: str, pictures: Mapping[str, str] | None = None) -> str:
@@ -73,7 +68,7 @@ def _parser() -> MarkdownIt:
 def _cell(tokens: Sequence[Token], at: int, *_: object) -> str:
     style = f' style="{tokens[at].attrs["style"]}"' if "style" in tokens[at].attrs else ""
     if word := OUTCOME.match(tokens[at + 1].content):
-        style += f' class="{"good" if word[1] in GOOD else "bad" if word[1] in BAD else "open"}"'
+        style += f' class="{OUTCOMES[word[1]]}"'
     return f"<td{style}>"
 
 
