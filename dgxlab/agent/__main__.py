@@ -69,7 +69,8 @@ def _of(module: str) -> Any:
 
 
 def _root(path: str) -> Root:
-    root: Root = _of("environment").Root(Path(path).expanduser())
+    # through a link, a home for example, the work folders would have other paths, and all would be compiled again
+    root: Root = _of("environment").Root(Path(path).expanduser().resolve())
     root.create()
     return root
 
