@@ -150,7 +150,7 @@ def test_cancel_ends_a_running_job_and_keeps_what_it_measured(go: Go, cluster: S
     assert 0 < outcome.reused < outcome.planned
 
 
-@pytest.mark.parametrize("how", ["scancel", "preempted", "limit", "killed"])
+@pytest.mark.parametrize("how", ["scancel", "preempted", "limit", "killed", "down"])
 def test_a_job_that_slurm_ends_says_why_and_the_next_does_what_is_missing(go: Go, cluster: Slurm, how: str) -> None:
     lab = go(nodelist="node1")
     job_id = slow(lab)
@@ -166,6 +166,13 @@ def test_a_job_that_slurm_ends_says_why_and_the_next_does_what_is_missing(go: Go
         cluster.tell("scontrol", "update", f"jobid={number}", "timelimit=1")
         cluster.tell("scancel", "--batch", "--signal=TERM", number)  # which Slurm sends a minute before the limit
         assert "TIMEOUT" in ended(lab, job_id)
+    elif how == "down":
+        cluster.kill("node1")
+        lab.kill(job_id)
+        cluster.tell("scontrol", "update", "nodename=node1", "state=down", "reason=test")
+        assert "NODE_FAIL" in ended(lab, job_id)
+        cluster.start("node1")
+        cluster.wait_up()
     else:
         with pytest.raises(subprocess.CalledProcessError):
             cluster.tell("scontrol", "requeue", number)
