@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Form = StrEnum(
     "Form",
-    "steps single-stream concurrency serving ops profile history gates verdicts levers tries"
+    "steps single-stream concurrency serving ops profile history gates verdicts fleet levers tries"
     " provenance published imported",
 )
 """Forms of tables."""

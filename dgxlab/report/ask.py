@@ -52,6 +52,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "history": ("experiment", "host", "model", "cells"),
     "gates": (*ARMS, "published"),
     "verdicts": ("experiment", "baseline", "session", "host"),
+    "fleet": ("experiment", "baseline"),
     "levers": ("experiment",),
     "tries": ("experiment", "host"),
     "provenance": ARMS,

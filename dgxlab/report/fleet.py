@@ -7,14 +7,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dgxlab import stats, units
+from dgxlab.errors import UsageError
 from dgxlab.report import ask as asking
 from dgxlab.report.arms import side_by_side
-from dgxlab.report.ask import Ask, CellAsk
+from dgxlab.report.ask import Ask, CellAsk, Query
 from dgxlab.report.evidence import Evidence, arms_of_job, find_evidence
 from dgxlab.report.records import Column, Number, Page, Row, Table, grouped
 from dgxlab.report.tables import env_text
 from dgxlab.report.verdicts import comparisons, interval_text, percent
 from dgxlab.stats import Pooled, Verdict
+from dgxlab.store import UNCOUNTED
 from dgxlab.tools import BENCHES
 
 if TYPE_CHECKING:
@@ -23,6 +25,55 @@ if TYPE_CHECKING:
 
 _APART = "devices that stand out are 3.5 scaled MADs or more from the median"
 _POOLED = "effects of the devices are pooled as random effects, so that the verdict is about the kind of device"
+
+
+_MEASURED = f"""SELECT job_id, host, device_id FROM arms JOIN jobs USING (job_id)
+                WHERE arm = :name AND (pin, tree) = (SELECT pin, tree FROM arms WHERE job_id = :job_id AND arm = :name)
+                AND job_id IN (SELECT job_id FROM runs WHERE status = 'valid') AND job_id NOT IN ({UNCOUNTED})
+                ORDER BY intent_at DESC, job_id DESC"""  # noqa: S608 - our own
+
+_COMPARED = """WITH pairs AS (
+                   SELECT DISTINCT job_id, host, v.device_id, intent_at,
+                                   b.pin, b.tree, c.pin AS to_pin, c.tree AS to_tree
+                   FROM verdict_list AS v JOIN arms AS b USING (job_id) JOIN arms AS c USING (job_id)
+                   WHERE kind = 'ab' AND b.arm = baseline_arm AND c.arm = candidate_arm
+                   AND baseline_arm = :baseline AND candidate_arm = :name
+                   AND job_id NOT IN (SELECT job_id FROM rejections))
+               SELECT job_id, host, device_id FROM pairs
+               WHERE (pin, tree, to_pin, to_tree) = (SELECT pin, tree, to_pin, to_tree FROM pairs
+                                                     ORDER BY intent_at DESC, job_id DESC LIMIT 1)
+               ORDER BY intent_at DESC, job_id DESC"""
+
+
+def fleet(store: Store, wanted: Query) -> Page:
+    """Return an experiment on each device that has measured its newest tree; with a baseline, the verdict over devices.
+
+    Raises UsageError if the query names several experiments, or the record has none of it.
+    """
+    name, *others = wanted.experiment
+    if others:
+        raise UsageError("form=fleet is about one experiment", next=f"dgxlab report --form fleet {name}")
+    if wanted.baseline:
+        asked = {"name": name, "baseline": wanted.baseline}
+        if jobs := _by_device(store, store.rows(_COMPARED, asked)):
+            return collect_fleet_sessions(store, jobs)
+        raise UsageError(f"{store.path} has no verdict on {name!r} against {wanted.baseline!r}", next="dgxlab report")
+    newest = asking.job_of_arm(store, name)
+    jobs = _by_device(store, store.rows(_MEASURED, {"name": name, "job_id": newest.job_id}))
+    return collect_fleet(
+        store, [replace(asking.of_newest(store, store.job(job_id), name), host=host) for host, job_id in jobs.items()]
+    )
+
+
+def _by_device(store: Store, rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return the newest job of each device, given newest first, by its host; other nodes of a host are named too."""
+    jobs: dict[str, str] = {}
+    for row in {row["device_id"]: row for row in reversed(rows)}.values():
+        facts = store.job(row["job_id"]).facts or {}
+        node = facts.get("details", {}).get("slurm", {}).get("node") or facts.get("hostname", "")
+        names = (row["host"], f"{row['host']} ({node})", f"{row['host']} ({row['device_id']})")
+        jobs[next(name for name in names if name not in jobs)] = row["job_id"]
+    return jobs
 
 
 def collect_fleet(store: Store, asks: Sequence[Ask]) -> Page:

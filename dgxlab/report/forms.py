@@ -18,6 +18,7 @@ from dgxlab.report.arms import concurrency, find_arms, of_forms, single_stream
 from dgxlab.report.ask import Query
 from dgxlab.report.beside import columns_beside, label, matching, matching_series, rows_beside, sources
 from dgxlab.report.evidence import Measured, arms_of_job
+from dgxlab.report.fleet import fleet
 from dgxlab.report.history import history
 from dgxlab.report.imports import imports
 from dgxlab.report.ledger import experiments, steps
@@ -283,6 +284,7 @@ FORMS: Mapping[str, Callable[[Store, Query], Page]] = {
     "history": history,
     "gates": _gates,
     "verdicts": _verdicts,
+    "fleet": fleet,
     "levers": lambda store, wanted: Page(wanted.form, (experiments(store, wanted),)),
     "tries": ledgers,
     "provenance": _provenance,

@@ -5,8 +5,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from dgxlab import report
-from dgxlab.errors import HostError
+from dgxlab.errors import HostError, UsageError
 from dgxlab.lab import Lab
 from dgxlab.lab.fleet import Member, run_all
 from dgxlab.lab.request import Request
@@ -62,6 +64,10 @@ def test_a_run_on_three_hosts_of_which_one_is_away(own: ToyLab) -> None:
     text = report.render_page(page)
     assert "no device stands out" in text
     assert "| a |" in text
+    later = report.page(own.lab.store, report.query({"form": "fleet", "experiment": request.experiment.name}))
+    assert [sorted(map(str, table.rows)) for table in later.tables] == [
+        sorted(map(str, table.rows)) for table in page.tables
+    ]
     again = on_all(own, request)
     assert [member.outcome.measured for member in again if member.outcome] == [0, 0]
 
@@ -79,3 +85,9 @@ def test_a_session_on_each_host_and_a_verdict_over_them(own: ToyLab) -> None:
     assert {row["verdict"] for row in on_both} <= {"faster", "slower", "same", "inconclusive"}
     assert [row["device"] for row in devices.rows] == ["a", "b"]
     assert "pooled as random effects" in report.render_page(page)
+    asked = {"form": "fleet", "experiment": "other", "baseline": spec.name}
+    assert {row["cell"]: row["effect"] for row in report.page(own.lab.store, report.query(asked)).tables[0].rows} == {
+        row["cell"]: row["effect"] for row in pooled.rows
+    }
+    with pytest.raises(UsageError, match="has no verdict on 'nosuch'"):
+        report.page(own.lab.store, report.query({**asked, "experiment": "nosuch"}))

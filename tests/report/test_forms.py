@@ -125,7 +125,7 @@ def table(store: Store, **words: str) -> Table:
 
 def test_the_command_line_has_every_form() -> None:
     assert [form.value for form in Form] == list(KEYS) == list(FORMS)
-    assert set(FORMS) == {*ASKED, "profile", "serving", "tries", "published", "imported"}
+    assert set(FORMS) == {*ASKED, "fleet", "profile", "serving", "tries", "published", "imported"}
 
 
 @pytest.mark.parametrize("form", ASKED)
@@ -264,6 +264,8 @@ REFUSED: tuple[dict[str, str], ...] = (
     {"form": "verdicts", "session": "20261120-140000-forms"},
     {"form": "verdicts", "session": "20261120-180000-forms"},
     {"form": "concurrency", "experiment": "skew"},
+    {"form": "fleet", "experiment": "h200,tiles"},
+    {"form": "fleet", "experiment": "nosuch"},
     {"form": "levers", "experiment": "nosuch"},
     {"form": "published", "table": "nosuch"},
 )
