@@ -34,3 +34,8 @@ static inline __nv_bfloat162 __hfma2(__nv_bfloat162 a, __nv_bfloat162 b, __nv_bf
     return {emulated_bf16((double) __bfloat162float(a.x) * __bfloat162float(b.x) + __bfloat162float(c.x)),
             emulated_bf16((double) __bfloat162float(a.y) * __bfloat162float(b.y) + __bfloat162float(c.y))};
 }
+
+static inline __nv_bfloat162 __hmul2(__nv_bfloat162 a, __nv_bfloat162 b) {
+    return {emulated_bf16((double) __bfloat162float(a.x) * __bfloat162float(b.x)),
+            emulated_bf16((double) __bfloat162float(a.y) * __bfloat162float(b.y))};
+}

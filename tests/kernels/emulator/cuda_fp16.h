@@ -12,7 +12,8 @@ static inline float __half2float(__half x) {
     const int   exponent  = x.bits >> 10 & 31;
     const int   mantissa  = x.bits & 1023;
     const float fraction  = exponent == 0 ? mantissa : 1024 + mantissa;
-    const float magnitude = std::ldexp(fraction, std::max(exponent, 1) - 25);
+    const float special   = mantissa == 0 ? INFINITY : NAN;
+    const float magnitude = exponent == 31 ? special : std::ldexp(fraction, std::max(exponent, 1) - 25);
     return x.bits & 0x8000 ? -magnitude : magnitude;
 }
 
@@ -43,6 +44,7 @@ static inline __half emulated_half(double x) {
 
 static inline double emulated_double(__half x) { return (x.bits & 0x7C00) == 0x7C00 ? NAN : __half2float(x); }
 
+static inline __half __float2half_rn(float x) { return emulated_half(x); }
 static inline __half2 __floats2half2_rn(float x, float y) { return {emulated_half(x), emulated_half(y)}; }
 static inline __half2 __hneg2(__half2 a) { return {{(uint16_t) (a.x.bits ^ 0x8000)}, {(uint16_t) (a.y.bits ^ 0x8000)}}; }
 
@@ -60,6 +62,8 @@ static inline __half2 __hmul2(__half2 a, __half2 b) {
     return {emulated_half(emulated_double(a.x) * emulated_double(b.x)),
             emulated_half(emulated_double(a.y) * emulated_double(b.y))};
 }
+
+static inline __half __hmul(__half a, __half b) { return emulated_half(emulated_double(a) * emulated_double(b)); }
 
 static const std::vector<float> emulated_f16_values = [] {
     std::vector<float> all(1 << 16);

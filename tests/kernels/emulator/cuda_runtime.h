@@ -60,6 +60,12 @@ static inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selecto
     return result;
 }
 
+static inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, unsigned by) {
+    return (uint32_t) ((low | (uint64_t) high << 32) >> by % 32);
+}
+
+static inline float __fdiv_rn(float x, float y) { return x / y; }
+
 static inline uint32_t __float_as_uint(float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof(bits));
@@ -136,8 +142,8 @@ static inline size_t __cvta_generic_to_shared(const void * p) { return (const ui
 
 static inline float emulated_f16_value(uint32_t bits);
 
-static inline int atomicAdd(int * p, int value) {
-    const int before = *p;
+template <typename T> static inline T atomicAdd(T * p, T value) {
+    const T before = *p;
     *p += value;
     return before;
 }
@@ -444,6 +450,15 @@ template <typename T> static T __shfl_xor_sync(unsigned /*mask*/, T value, int l
 
 template <typename T> static T __shfl_sync(unsigned /*mask*/, T value, int lane, int width = 32) {
     return emulated_exchange(value, (threadIdx.x + threadIdx.y * blockDim.x) / width * width + lane % width);
+}
+
+[[maybe_unused]] static uint32_t __ballot_sync(unsigned /*mask*/, int predicate) {
+    const unsigned thread = threadIdx.x + threadIdx.y * blockDim.x;
+    uint32_t       bits   = (uint32_t) (predicate != 0) << thread % 32;
+    for (int lanes = 1; lanes < 32; lanes *= 2) {
+        bits |= __shfl_xor_sync(0xFFFFFFFF, bits, lanes);
+    }
+    return bits;
 }
 
 // Lanes that have none so far below keep their own.

@@ -1,0 +1,214 @@
+"""Codebook quantisation: the kernels' own source on an emulated GPU, its defects, and the library."""
+
+import ctypes
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from tests.kernels.conftest import both_orders, fails, run
+from tests.kernels.emulate import EMULATOR, KERNELS, compile_emulated, copy_kernels, plant
+
+NAME = "kbit"
+
+FORMAT = {
+    "a subnormal scale twice as large": "(float) code * «(1.0f / 16384.0f)→(1.0f / 8192.0f)» : x;",
+    "a scale rounded down": "(((bits + «0x3FFFF→0» + (bits >> 19 & 1)) >> 19)",
+    "the middle above": "code += middles[«code + (1 << b) - 1→code + (1 << b)»] < scaled",
+    "a block of zeros by zero": "fmaxf(largest, «1e-8f→0.0f»));\n        int         code   = «0→scaled != scaled»;",
+    "the largest of half a block": "for (int i = «KBIT_WARP / 2→KBIT_WARP / 4»; i > 0; i /= 2) {",
+    "planes of the next bit": "__ballot_sync(0xFFFFFFFF, code >> «b→(b ^ 1)» & 1);",
+    "infinity not flagged": "if ((__float_as_uint(v) & 0x7F800000) == «0x7F800000→0x7F800001») {",
+    "nibbles exchanged": "(int) (at % 4) * 8 + «half→(1 - half)» * 4);",
+    "bits of codes exchanged": "(0x00204081u << b) & (0x01010101u << «b→(b ^ 1)»);",
+    "rows of a tile by fours": "tile / units * KBIT_ROWS + lane / 4 + which % 2 * «8→4»;",
+    "halves of k exchanged": "tile % units * 8 + «which / 2→(1 - which / 2)» * 4 + lane % 4;",
+    "rows beyond the matrix repacked": "const bool    there = «row < n→row <= n» && block < blocks_of_row;",
+    "scales beyond K_dim": "scales[part] = «there→row < n» ? absmax[row * blocks_of_row + block] : 0;",
+    "unpacked from one word": "const int word = «bit / 32 + w→bit / 32» < 4 * K ? «bit / 32 + w→bit / 32» : bit / 32;",
+}
+"""Defects of kbit.cuh."""
+
+PRODUCT = {
+    "entries of a pair exchanged": "(codebook[«entry & MASK→entry >> C::K & MASK»], codebook[entry >> C::K & MASK]);",
+    "a mask of one bit less": "const uint32_t mask = ((1u << «bits→(bits - 1)») - 1) << shift;",
+    "not across words": "? __funnelshift_r(low, «words[first / 32 + 1]→0», at - shift)",
+    "the scale of the other half": "const int byte = 2 * «h→(1 - h)» + i % 2;",
+    "one row's scale for both": "2 * j + i, scale[mt][«1→0»], 1);",
+    "the codes of one row twice": "words_[buffer][mt] + «(2 * h + 1)→2 * h» * C::K",
+    "activations not exchanged": "((token % 8 * 4 + t) ^ «j % 2 * 4→0»);",
+    "activations of the half before": "const int k     = «half→max(half - 1, 0)» * KBIT_HALF",
+    "tokens beyond the last copied": "if («token_ + token < p_.m→true» && k < p_.k_dim) {",
+    "activations beyond K_dim copied": "if (token_ + token < p_.m && «k < p_.k_dim→true») {",
+    "activations copied where they are read": "end, «stage == 0 ? KBIT_STAGES - 1 : stage - 1→stage»);",
+    "activations not waited for": "what was read in the half before\n        «__syncthreads();→»",
+    "weights of the unit before": "load((i + C::AHEAD) % (C::AHEAD + 1), «unit + i + C::AHEAD→unit + i», last);",
+    "k of activations exchanged": "{«i == 0→i != 0» ? b[nt].x : b[nt].z, i == 0 ? b[nt].y : b[nt].w};",
+    "added up too early": "atomicAdd(p.counters + of, end - begin) + end - begin == «p.chunks→p.chunks - 1»;",
+    "a counter left": "p.counters[of] = «0→1»;",
+    "partial sums of one chunk": "return p.partials + («chunk * tiles + of→of») *",
+    "rows beyond N written": "if («row < p_.n→row <= p_.n» && token < p_.m) {",
+    "a token beyond M written": "if (row < p_.n && «token < p_.m→token <= p_.m») {",
+    "a slice of tokens too few": "kbit_slices(const int64_t m) { return (m + «KBIT_MOST_TOKENS - 1→0») /",
+}
+"""Defects of kbit_gemm.cuh."""
+
+BITS = ("3", "2")
+"""Numbers of bits that between them have every way through the source: words crossed by a pair, and quadruples."""
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the proof with every defect of both files, of which EMULATOR_DEFECT chooses one."""
+    folder = tmp_path_factory.mktemp("broken")
+    kernels = copy_kernels(folder)
+    plant(kernels / NAME / "kbit.cuh", dict(enumerate(FORMAT.values())))
+    plant(kernels / NAME / "kbit_gemm.cuh", dict(enumerate(PRODUCT.values(), len(FORMAT))))
+    return compile_emulated(kernels, EMULATOR / "kbit.cpp", folder / "program", "-O1")
+
+
+def test_the_format_and_what_must_be_seen(emulated: Path) -> None:
+    """Every E4M4 byte, flags, refusals; wrong outputs, layouts and workspaces, and the published mapping, are seen."""
+    ran = run(emulated, "general")
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr.count("ok  ") == 28
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("k", range(2, 6))
+@both_orders
+def test_the_kernels_are_right_on_the_emulator(emulated: Path, k: int, reverse: bool) -> None:
+    """Every type, tails of M, N and K_dim, one-hot activations and scales, asymmetric codebooks, 1 to 16 splits."""
+    ran = run(emulated, "edges", str(k), reverse=reverse)
+    assert ran.returncode == 0, ran.stderr
+    assert "FAIL" not in ran.stderr
+    assert ran.stderr.count("ok  ") == 58
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(FORMAT) + len(PRODUCT)), ids=[*FORMAT, *PRODUCT])
+def test_a_defect_is_found(broken: Path, number: int) -> None:
+    proofs = [("general",), *(("edges", k) for k in BITS)]
+    assert any(fails(broken, *proof, defect=number, reverse=reverse) for reverse in (False, True) for proof in proofs)
+
+
+@pytest.mark.parametrize(("verb", "right_forward"), [("published-reduction", True), ("published-pipeline", False)])
+def test_the_published_races_are_seen(emulated: Path, verb: str, right_forward: bool) -> None:
+    """The first writer overwrites what others added before; two stages are read too early, or overwritten."""
+    assert (run(emulated, verb).returncode == 0) is right_forward
+    assert run(emulated, verb, reverse=True).returncode == 1
+
+
+# -- the library ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def kbit() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("kbit", KERNELS / NAME / "kbit.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def library(kbit: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> object:
+    """Return the library of the emulated kernels, whose device memory is NumPy's."""
+    out = tmp_path_factory.mktemp("library") / "kbit.so"
+    compile_emulated(KERNELS, EMULATOR / "kbit_library.cpp", out, "-O1", "-shared", "-fPIC")
+    return kbit.Library(out)
+
+
+def aligned(count: int, dtype: type) -> np.ndarray:
+    """Return zeros at a multiple of 256, as device memory is."""
+    size = count * np.dtype(dtype).itemsize
+    raw = np.zeros(size + 256, np.uint8)
+    start = -raw.ctypes.data % 256
+    return raw[start : start + size].view(dtype)
+
+
+def memory(library: "object", array: np.ndarray) -> None:
+    """Tell the emulator that it may copy from there."""
+    library._library.emulated_memory(ctypes.c_void_p(at(array)), ctypes.c_size_t(array.nbytes))
+
+
+def at(array: np.ndarray) -> int:
+    return int(array.ctypes.data)
+
+
+@pytest.mark.parametrize("k", range(2, 6))
+def test_the_library_quantises_and_multiplies(kbit: ModuleType, library: "object", k: int) -> None:
+    """From float32 weights to a product: each step is NumPy's from the definitions, in float64."""
+    random, (m, n, k_dim) = np.random.default_rng(k), (3, 20, 96)
+    blocks = n * k_dim // 32
+    weights, book = aligned(n * k_dim, np.float32), aligned(1 << k, np.float32)
+    weights[:], book[:] = random.normal(size=n * k_dim), kbit.codebook(k)
+    planes, absmax, flags = aligned(blocks * k, np.uint32), aligned(blocks, np.uint8), aligned(3, np.int32)
+    library.call("quantise", at(weights), 2, at(book), k, n * k_dim, at(planes), at(absmax), 3, at(flags), 0)
+    assert flags.tolist() == [0, 0, 0]
+
+    rows = weights.reshape(blocks, 32).astype(np.float64)
+    largest = np.abs(rows).max(1, keepdims=True)
+    nearest = np.abs((rows / largest)[..., None] - book).argmin(-1)
+    bits = planes.reshape(blocks, k, 1) >> np.arange(32, dtype=np.uint32) & 1
+    assert np.array_equal((bits << np.arange(k).reshape(k, 1)).sum(1), nearest)
+    exponent, mantissa = absmax >> 4, absmax & 15
+    scale = np.where(exponent == 0, mantissa / 16 * 2.0**-10, (1 + mantissa / 16) * 2.0 ** (exponent - 11.0))
+    assert np.all(np.abs(scale - largest[:, 0]) <= largest[:, 0] / 32)
+    exact = book.astype(np.float64)[nearest] * scale[:, None]
+
+    plain = aligned(n * k_dim, np.float32)
+    library.call("dequantise", at(planes), at(absmax), 3, at(book), k, n * k_dim, at(plain), plain.size, 2, 0)
+    assert np.array_equal(plain, exact.astype(np.float32).ravel())
+    gap = np.diff(book).max() / 2
+    assert np.all(np.abs(plain.reshape(rows.shape) - rows) <= (gap + 1 / 32) * largest + 1e-6)
+
+    tiles = aligned(library.size("words_of_tiles", k, n, k_dim), np.uint32)
+    scales = aligned(library.size("words_of_scales", n, k_dim) * 4, np.uint8)
+    library.call("repack", at(planes), at(absmax), k, n, k_dim, at(tiles), at(scales), 0)
+    a, c = aligned(m * k_dim, np.float16), aligned(m * n, np.float16)
+    a[:] = random.normal(size=m * k_dim)
+    memory(library, a)
+    workspace = aligned(library.size("workspace_of", k, m, n, k_dim), np.uint8)
+    operands = (at(a), 0, m, at(tiles), at(scales), at(book), k, n, k_dim)
+    library.call("gemm", *operands, at(c), at(workspace), workspace.size, 0)
+    must = a.reshape(m, k_dim).astype(np.float64) @ exact.reshape(n, k_dim).T
+    assert np.abs(c.reshape(m, n) - must).max() < 2e-3 * np.abs(must).max()
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "why"),
+    [
+        ("quantise", (64, 2, 64, 6, 64, 64, 64, 3, 64, 0), "k must be 2, 3, 4 or 5"),
+        ("quantise", (64, 2, 64, 4, 33, 64, 64, 3, 64, 0), "multiple of 32"),
+        ("quantise", (64, 7, 64, 4, 64, 64, 64, 3, 64, 0), "type is not supported"),
+        ("dequantise", (64, 64, 3, 64, 4, 64, 64, 63, 0, 0), "too small"),
+        ("dequantise", (64, 64, 1, 64, 4, 64, 64, 64, 0, 0), "type is not supported"),
+        ("repack", (64, 64, 4, 1, 48, 64, 64, 0), "K_dim must be a multiple of 32"),
+        ("repack", (66, 64, 4, 1, 32, 64, 64, 0), "not aligned"),
+        ("gemm", (64, 0, 0, 64, 64, 64, 4, 1, 32, 64, 256, 0, 0), "a token at least"),
+        ("gemm", (64, 0, 1, 64, 64, 64, 4, 1, 32, 64, 256, 0, 0), "too small"),
+        ("gemm", (64, 2, 1, 64, 64, 64, 4, 1, 32, 64, 256, 1 << 20, 0), "type is not supported"),
+    ],
+)
+def test_the_library_says_what_is_wrong(library: "object", name: str, arguments: tuple[int, ...], why: str) -> None:
+    """Before any memory is touched."""
+    with pytest.raises(ValueError, match=why):
+        library.call(name, *arguments)
+
+
+def test_a_codebook_of_other_bits_is_refused(kbit: ModuleType) -> None:
+    with pytest.raises(ValueError, match="k must be 2, 3, 4 or 5, not 6"):
+        kbit.codebook(6)
+
+
+def test_the_codebook_is_symmetric_and_its_gaps_are_the_published_ones(kbit: ModuleType) -> None:
+    """Half of the largest gap: .372, .228, .163, .126."""
+    for k, half in ((2, 0.372), (3, 0.228), (4, 0.163), (5, 0.126)):
+        book = np.array(kbit.codebook(k))
+        assert np.allclose(book, -book[::-1], atol=1e-12)
+        assert abs(book).max() == 1
+        assert np.diff(book).max() / 2 == pytest.approx(half, abs=6e-4)
