@@ -29,7 +29,9 @@ _TEST = re.compile(r"(ok  |FAIL) (\S.*)")
 
 
 def kernel_files(root: str, kernel: str) -> dict[str, str]:
-    """Return the texts of a kernel's sources and of those that all kernels share, by path below `root`/kernels/.
+    """Return the texts of a kernel's sources, of what all share and of what it includes, by path below `root`/kernels/.
+
+    A kernel includes another if a source or the Makefile names ../OTHER, as #include "../OTHER/x.cuh" or -I../OTHER.
 
     Raises:
         SpecError: if the kernel has no Makefile, or a file is not text.
@@ -37,8 +39,14 @@ def kernel_files(root: str, kernel: str) -> dict[str, str]:
     home = Path(root) / "kernels"
     if not (home / kernel / "Makefile").is_file():
         raise SpecError(f"there is no kernel {kernel}: {home / kernel} has no Makefile", next=command("ls", home))
+    own = _texts(home, "", kernel, f"{kernel}/ladder")
+    others = {other for text in own.values() for other in re.findall(r'(?:#include "|-I)\.\./(\w+)', text)}
+    return own | _texts(home, "common", *sorted(others - {"common", kernel}))
+
+
+def _texts(home: Path, *folders: str) -> dict[str, str]:
     files = {}
-    for folder in (home, home / "common", home / kernel, home / kernel / "ladder"):
+    for folder in (home / name for name in folders):
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             if not path.is_file() or path.suffix == ".md" or path.name.startswith("."):
                 continue

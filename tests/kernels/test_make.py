@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from dgxlab.tools.harness import kernel_files
+from tests.conftest import PROJECT
 from tests.kernels.emulate import KERNELS
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
@@ -69,6 +71,19 @@ def make(kernel: str, *args: str, out: Path) -> subprocess.CompletedProcess[str]
 def test_the_kernel_stands_alone(name: str) -> None:
     """It includes CUDA's headers and the kernel only, so that it can be laid over any tree."""
     assert re.findall(r"#include (.+)", (KERNELS / f"{name}.cuh").read_text()) == INCLUDES[name]
+
+
+@pytest.mark.parametrize("kernel", COMPILED)
+def test_a_gate_sends_what_the_harness_includes(kernel: str) -> None:
+    """What harness.cu includes, and what that includes, is there, other kernels' files too."""
+    # its own files before those of others
+    texts = {Path(name).name: text for name, text in reversed(kernel_files(str(PROJECT), kernel).items())}
+    wanted, seen = {"harness.cu"}, set[str]()
+    while wanted:
+        name = wanted.pop()
+        seen.add(name)
+        wanted |= {Path(each).name for each in re.findall(r'#include "(.+)"', texts[name])} - seen
+    assert len(seen) > 3
 
 
 @pytest.mark.parametrize("unset", ["SRC", "PROFILE"])
