@@ -17,6 +17,7 @@ from dgxlab.lab.provision import prepare
 from dgxlab.lab.request import Request, compared, sourced
 from dgxlab.model import Device, Experiment, Plan, Source, events
 from dgxlab.source import PinCache
+from dgxlab.tools.profile_files import ALL
 from dgxlab.transport.host import Host
 
 
@@ -79,7 +80,9 @@ def _once(lab: Lab, host: Host, request: Request, sides: Sequence[Side], watch: 
 
     def see(event: events.Event) -> None:
         if isinstance(event, events.RunEvent) and event.status == "valid":
-            measured.update((event.id, result.cell) for result in event.results)
+            cells = {result.cell: event.cells[result.cell] for result in event.results}
+            # a profile also has a cell for each kernel that it finds, which no plan names
+            measured.update((event.id, key) for key, cell in cells.items() if cell.params.get("kernel", ALL) == ALL)
         elif isinstance(event, events.GateEvent):
             gates.append(event.status)
         watch(event)

@@ -46,6 +46,7 @@ def test_kernels_are_measured(traced: ToyLab) -> None:
     outcome, events = traced.run_well(profile(traced))
     (run,) = kinds(events, "run")
     assert [run["status"], len(run["cells"])] == ["valid", 4 + 4 * 2]
+    assert (outcome.planned, outcome.measured) == (4, 4)
     assert not (traced.root / "jobs" / outcome.job_id / "files").exists()
     rows = traced.lab.store.rows(
         """SELECT json_extract(params, '$.kernel') AS kernel, json_extract(params, '$.phase') AS phase, metric, value, n
