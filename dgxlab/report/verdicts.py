@@ -87,10 +87,11 @@ def collect_session(store: Store, job_id: str) -> SessionReport:
     groups = grouped(((row.ask.cell.tool, FORMS[row.ask.cell.tool].title(row.ask)), row) for row in compared)
     tables = session.gate_tables()
     tables += [_table(session, FORMS[tool], title, group) for (tool, title), group in groups.items()]
-    pair = [store.job(row["job_id"]) for row in store.rows(PAIR, (job.job_id,))] if compared else []
+    pair = _pair(store, job, compared)
     if len(pair) > 1:
-        text += f"; session {pair.index(job) + 1} of {len(pair)} of this pair"
-        tables.append(_pair_table(store, pair.index(job), pair))
+        own = [each.job for each, _ in pair].index(job)
+        text += f"; session {own + 1} of {len(pair)} of this pair"
+        tables.append(_pair_table(own, pair))
     return SessionReport(
         title=f"Session {job.job_id}: {session.title}",
         hypothesis=asking.hypothesis(store, job),
@@ -144,21 +145,30 @@ def _in_percent(verdict: Verdict) -> dict[str, Value]:
     return {f"{name}_pct": None if share is None else 100 * share for name, share in shares.items()}
 
 
-def _pair_table(store: Store, own: int, jobs: Sequence[Job]) -> Table:
+_Pair = list[tuple[ChainSession, dict[tuple[str, ...], "_Comparison"]]]
+"""Sessions of a pair, the oldest first, with what each compared."""
+
+
+def _pair(store: Store, job: Job, compared: Sequence[_Comparison]) -> _Pair:
+    """Return the sessions of a job's pair that compared one of the same things, the job's own too."""
+    sessions = [ChainSession(store, store.job(row["job_id"])) for row in store.rows(PAIR, (job.job_id,))]
+    pair = [(session, {row.identity: row for row in comparisons(session)}) for session in sessions if compared]
+    return [(session, rows) for session, rows in pair if rows.keys() & {row.identity for row in compared}]
+
+
+def _pair_table(own: int, pair: _Pair) -> Table:
     """Return a row for each comparison of session `own`, with its effect in each session of the pair."""
-    sessions = [ChainSession(store, job) for job in jobs]
-    compared = [{row.identity: row for row in comparisons(session)} for session in sessions]
     names = {}
-    for key, row in compared[own].items():
+    for key, row in pair[own][1].items():
         several = len(BENCHES[row.ask.cell.tool].compared) > 1
         metric = units.metric(row.judged.comparison.metric).label if several else ""
         names[key] = " ".join(filter(None, (row.ask.model, asking.label(row.ask.cell), metric)))
     times = Counter(names.values())
     rows: list[dict[str, Value]] = []
     for key, name in names.items():
-        env = env_text(compared[own][key].ask.env) if times[name] > 1 else ""
+        env = env_text(pair[own][1][key].ask.env) if times[name] > 1 else ""
         rows.append({"cell": f"{name} {env}".strip()})
-        for number, of_session in enumerate(compared, 1):
+        for number, (_, of_session) in enumerate(pair, 1):
             if key in of_session:
                 verdict = of_session[key].verdict
                 words = ["" if verdict.effect is None else percent(verdict.effect, "+")]
@@ -167,15 +177,15 @@ def _pair_table(store: Store, own: int, jobs: Sequence[Job]) -> Table:
                 )
                 rows[-1][f"effect.{number}"] = " ".join(filter(None, words))
                 rows[-1] |= {f"{name}.{number}": value for name, value in _in_percent(verdict).items()}
-    labels = [f"session {number}{older(each.protocol)}" for number, each in enumerate(jobs, 1)]
+    labels = [f"session {number}{older(each.job.protocol)}" for number, (each, _) in enumerate(pair, 1)]
     columns = [Column(f"effect.{n}", text + ", this one" * (n - 1 == own)) for n, text in enumerate(labels, 1)]
     origins = [
         Origin(text, provenance(each.candidate or each.baseline, [each.job.job_id]))
-        for text, each in zip(labels, sessions, strict=True)
+        for text, (each, _) in zip(labels, pair, strict=True)
     ]
     return Table(
         "verdicts",
-        f"Effects in the {len(sessions)} sessions of this pair",
+        f"Effects in the {len(pair)} sessions of this pair",
         (Column("cell", "cell"), *columns),
         tuple(rows),
         origins[own].provenance,
