@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dgxlab import stats
-from dgxlab.errors import BuildFailed, GateFailed, RemoteError, UsageError
+from dgxlab.errors import BuildFailed, ConditionsError, GateFailed, RemoteError, UsageError
 from dgxlab.judgement import recorded
 from dgxlab.judgement.verdicts import Judged, doubts
 from dgxlab.model import Session, Source
@@ -225,23 +225,23 @@ def _fault(store: Store, job: Job, stage: str) -> tuple[Ended | None, str]:
     """Return how a session's failure ends the try, and why; no end if it did not fail, or not because of the try."""
     if not job.exit_code:
         return None, "" if job.state == "done" else f"session {job.job_id} is {job.state}"
-    why = ": ".join([job.error, *job.details.splitlines()[:1]])
-    arm = job.plan.arms[-1].name
-    asked: tuple[str, ...] = (job.job_id, arm)
+    why, arm = ": ".join([job.error, *job.details.splitlines()[:1]]), job.plan.arms[-1].name
+    guilty = None
     if job.exit_code == BuildFailed.exit_code:
-        others = [other.name for other in job.plan.arms[:-1]]
-        return (Ended.BUILD if store.devices(job.job_id).keys() >= {*others} else None), why
-    if job.exit_code == GateFailed.exit_code:
-        failed = store.rows("SELECT DISTINCT arm FROM gate_list WHERE job_id = ? AND status = 'failed'", asked[:1])
-        return (Ended.GATE if [row["arm"] for row in failed] == [arm] else None), why
-    if job.exit_code == RemoteError.exit_code:
-        failed = store.rows(
-            """SELECT DISTINCT role FROM chain_runs JOIN runs USING (run_id) WHERE job_id = ? AND status = 'failed'""",
-            asked[:1],
-        )
+        built = store.devices(job.job_id)
+        guilty = Ended.BUILD if all(other.name in built for other in job.plan.arms[:-1]) else None
+    elif job.exit_code == GateFailed.exit_code:
+        failed = store.rows("SELECT DISTINCT arm FROM gate_list WHERE job_id = ? AND status = 'failed'", (job.job_id,))
+        guilty = Ended.GATE if [row["arm"] for row in failed] == [arm] else None
+    elif job.exit_code in (
+        RemoteError.exit_code,
+        ConditionsError.exit_code,
+    ):  # it crashed, perhaps in some cycles alone
+        of_chains = "SELECT DISTINCT role FROM chain_runs JOIN runs USING (run_id)"
+        failed = store.rows(f"{of_chains} WHERE job_id = ? AND status = 'failed'", (job.job_id,))
         crashed = [row["role"] for row in failed] == [CANDIDATE]
-        return ((Ended.SCREEN if stage == SCREEN else Ended.CHAIN) if crashed else None), why
-    return None, why
+        guilty = (Ended.SCREEN if stage == SCREEN else Ended.CHAIN) if crashed else None
+    return guilty, why
 
 
 def _unusable(verdicts: Sequence[Judged]) -> str:

@@ -116,6 +116,33 @@ def test_what_drops_a_change(loop: Loop) -> None:
     assert loop.project.run("db", "check").out == "ok\n"
 
 
+def test_a_crash_and_gates_that_are_not_in_order_promote_nothing(loop: Loop, tmp_path: Path) -> None:
+    loop.edit(BENCH, "        misbehave();", "        abort();")
+    rc, crashed = loop.ended()
+    assert (rc, crashed["ended"], crashed["p"]) == (11, "screen", None)
+    late = f'!setenv("TOY_COUNT", "{tmp_path}/count", 1) && calls() > 2'  # the screen's, the chain's before and after
+    loop.edit(OPS, '!strncmp(toy(), "flaky", 5) && calls() == 1', late)
+    loop.edit(BENCH, TIME, "9000000", more=True)
+    rc, wrong = loop.ended()
+    assert (rc, wrong["ended"], wrong["p"], len(wrong["sessions"])) == (5, "gate", None, 2)
+    loop.edit(BENCH, TIME, "9000000")
+    rc, loose = loop.ended("--set", "gates.0.backend-ops.unsupported=1")
+    assert (rc, loose["ended"], loose["p"] < loose["level"]) == (5, "gate", True)
+    assert loose["why"] == "--set changed what gate MUL_MAT on CPU must reach"
+    loop.edit(BENCH, TIME, "8000000")
+    assert loop.ended()[1]["level"] < loose["level"]  # the test has spent its own
+    assert loop.project.run("db", "check").out == "ok\n"
+
+
+def test_a_try_whose_session_was_rejected_is_measured_again(loop: Loop) -> None:
+    loop.edit(BENCH, TIME, "20000000")
+    first = loop.ended()[1]
+    loop.project.ok("session", "reject", first["sessions"][0], "--because", "hot")
+    second = loop.ended()[1]
+    assert (second["reused"], second["number"], second["sessions"] != first["sessions"]) == (False, 2, True)
+    assert loop.project.run("db", "check").out == "ok\n"
+
+
 def test_a_try_that_was_not_finished_goes_on(loop: Loop) -> None:
     loop.edit(BENCH, TIME, "9000000")
     loop.project.spec("stock", SPEC.replace("cycles: 8", "effect: 0.001%"))
