@@ -18,10 +18,11 @@ from typing import Any
 
 from dgxlab import stats
 from dgxlab.errors import BuildFailed, ConditionsError, GateFailed, RemoteError, UsageError
-from dgxlab.judgement import recorded
+from dgxlab.judgement import gate_name, recorded
 from dgxlab.judgement.verdicts import Judged, doubts
 from dgxlab.model import Session, Source
 from dgxlab.model.plan import CANDIDATE
+from dgxlab.model.reasons import says_not_engaged
 from dgxlab.stats import Ended, Screened
 from dgxlab.store import Job, Store, alias
 
@@ -171,11 +172,7 @@ def told(store: Store, try_id: str) -> Mapping[str, Any]:
            WHERE job_id = ? ORDER BY position""",
         shown[-1:] or ("",),
     )
-    gates = store.rows(
-        """SELECT coalesce(op || ' on ' || backend, gate) AS gate, arm, status FROM gate_list
-           WHERE job_id = ? ORDER BY at, key""",
-        shown[-1:] or ("",),
-    )
+    gates = store.rows("SELECT * FROM gate_list WHERE job_id = ? ORDER BY at, key", shown[-1:] or ("",))
     hidden = [verdict["verdict"] for verdict in store.verdicts(jobs[HELD_OUT].job_id)] if HELD_OUT in jobs else []
     return {
         **{name: row[name] for name in ("try_id", "number", "baseline", "host", "because", "pin", "tree", "parent")},
@@ -183,7 +180,7 @@ def told(store: Store, try_id: str) -> Mapping[str, Any]:
         "promoted": row["ended"] == Ended.PROMOTED.value,
         "cells": cells,
         "regressed": [cell["cell"] for cell in cells if cell["verdict"] == "slower"],
-        "gates": gates,
+        "gates": [{"gate": gate_name(row), "arm": row["arm"], "status": row["status"]} for row in gates],
         "held_out": {"cells": len(hidden), "slower": hidden.count("slower")} if hidden else None,
         "sessions": shown,
     }
@@ -225,22 +222,21 @@ def _fault(store: Store, job: Job, stage: str) -> tuple[Ended | None, str]:
     """Return how a session's failure ends the try, and why; no end if it did not fail, or not because of the try."""
     if not job.exit_code:
         return None, "" if job.state == "done" else f"session {job.job_id} is {job.state}"
-    why, arm = ": ".join([job.error, *job.details.splitlines()[:1]]), job.plan.arms[-1].name
+    arm, details = job.plan.arms[-1].name, [line for line in job.details.splitlines()[:1] if line not in job.error]
+    why = ": ".join([job.error, *details])
+    runs = store.rows("SELECT * FROM chain_runs JOIN runs USING (run_id) WHERE job_id = ?", (job.job_id,))
+    gates = store.rows("SELECT arm FROM gate_list WHERE job_id = ? AND status = 'failed'", (job.job_id,))
     guilty = None
     if job.exit_code == BuildFailed.exit_code:
         built = store.devices(job.job_id)
         guilty = Ended.BUILD if all(other.name in built for other in job.plan.arms[:-1]) else None
     elif job.exit_code == GateFailed.exit_code:
-        failed = store.rows("SELECT DISTINCT arm FROM gate_list WHERE job_id = ? AND status = 'failed'", (job.job_id,))
-        guilty = Ended.GATE if [row["arm"] for row in failed] == [arm] else None
-    elif job.exit_code in (
-        RemoteError.exit_code,
-        ConditionsError.exit_code,
-    ):  # it crashed, perhaps in some cycles alone
-        of_chains = "SELECT DISTINCT role FROM chain_runs JOIN runs USING (run_id)"
-        failed = store.rows(f"{of_chains} WHERE job_id = ? AND status = 'failed'", (job.job_id,))
-        crashed = [row["role"] for row in failed] == [CANDIDATE]
-        guilty = (Ended.SCREEN if stage == SCREEN else Ended.CHAIN) if crashed else None
+        idle = {row["role"] for row in runs if says_not_engaged(row["reason"])}
+        only = {row["arm"] for row in gates} == {arm} if gates else idle == {CANDIDATE}
+        guilty = Ended.GATE if only else None
+    elif job.exit_code in (RemoteError.exit_code, ConditionsError.exit_code):
+        crashed = {row["role"] for row in runs if row["status"] == "failed"}  # perhaps in some cycles alone
+        guilty = (Ended.SCREEN if stage == SCREEN else Ended.CHAIN) if crashed == {CANDIDATE} else None
     return guilty, why
 
 

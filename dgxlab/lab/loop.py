@@ -14,7 +14,18 @@ from pathlib import Path
 
 from dgxlab import model, series, stats
 from dgxlab.chains import comparisons
-from dgxlab.errors import AGAIN, BudgetSpent, ConditionsError, HostBusy, SpecError, command, edit, one_line
+from dgxlab.errors import (
+    AGAIN,
+    BudgetSpent,
+    BuildFailed,
+    ConditionsError,
+    GateFailed,
+    HostBusy,
+    SpecError,
+    command,
+    edit,
+    one_line,
+)
 from dgxlab.judgement import tries
 from dgxlab.judgement.tries import CHAIN, HELD_OUT, KINDS, Row, Standing
 from dgxlab.lab import Lab, Watch, noted, session
@@ -144,8 +155,9 @@ def _to_the_end(measure: _Measure, row: Row, check_budget: Callable[[], None]) -
                 lab.store.put("try_sessions", {"try_id": try_id, "job_id": outcome.job_id, "stage": stage})
         state = tries.standing(lab.store, try_id, promoted)
         if state.next == stage:
-            why = f"the {stage} of try {try_id} decides nothing: {state.why}"
-            raise outcome.error or ConditionsError(why, next=AGAIN)
+            if outcome.error and not isinstance(outcome.error, (BuildFailed, GateFailed)):
+                raise outcome.error
+            raise ConditionsError(f"the {stage} of try {try_id} decides nothing: {state.why}", next=AGAIN)
     return state
 
 

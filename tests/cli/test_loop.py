@@ -18,6 +18,7 @@ from tests.cli.conftest import Project, Ran
 
 SPEC = """extends: toy.yaml
 env: {TOY: noisy}
+gates: [{engaged: {stderr: "toy-marker: here"}}]
 bench: [{llama-bench: {model: m, n_prompt: 16}}]
 holdout: [{llama-bench: {model: m, n_prompt: 32}}]
 session: {cycles: 8}
@@ -102,6 +103,9 @@ def test_what_drops_a_change(loop: Loop) -> None:
     rc, wrong = loop.ended()
     assert (rc, wrong["ended"], wrong["p"]) == (5, "gate", None)
     assert [gate["status"] for gate in wrong["gates"]] == ["passed", "failed"]
+    loop.edit(BENCH, "toy-marker: here", "toy-marker: gone")
+    rc, idle = loop.ended()
+    assert (rc, idle["ended"], "the path under test did not run" in idle["why"]) == (5, "gate", True)
     loop.edit(BENCH, "mixed", "stirred")
     rc, renamed = loop.ended()
     assert (rc, renamed["ended"], renamed["lines"]) == (11, "screen", 12)
@@ -112,7 +116,9 @@ def test_what_drops_a_change(loop: Loop) -> None:
     rc, narrow = loop.ended()
     assert (rc, narrow["ended"], narrow["held_out"]) == (11, "overfitted", {"cells": 1, "slower": 1})
     assert narrow["p"] < narrow["level"]
-    assert [row["ended"] for row in loop.project.json("tries", "list")] == ["build", "gate", "screen", "overfitted"]
+    assert [row["ended"] for row in loop.project.json("tries", "list")] == [
+        *("build", "gate", "gate", "screen", "overfitted"),
+    ]
     assert loop.project.run("db", "check").out == "ok\n"
 
 
