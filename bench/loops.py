@@ -21,7 +21,7 @@ TRIES, GAIN = 500, 0.03
 """Tries of a loop, and the true gain of a winner, which is the wanted effect too."""
 NOISES = {"0.6 %": 0.006, "3 %": 0.03}
 """Run-to-run noise of both arms."""
-LOOPS = {0.0: 1000, 0.05: 200}
+LOOPS = {0.0: 800, 0.05: 200}
 """Loops for each noise, by the share of winners among the tries."""
 PIECE = 10  # loops that one process simulates at a time
 
