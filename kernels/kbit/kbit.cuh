@@ -268,6 +268,7 @@ static __global__ void __launch_bounds__(KBIT_THREADS) kbit_repack(
         tiles[((tile * K + word / 4) * KBIT_WARP + lane) * 4 + word % 4] = to[i];
     }
     scales[part] = there ? absmax[row * blocks_of_row + block] : 0;
+    __threadfence();  // a product may begin to read as soon as this ends
 }
 
 // What kbit_gemm.cuh multiplies: the entry rounded to T, times the scale, rounded. A thread writes 8 of k.

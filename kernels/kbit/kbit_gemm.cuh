@@ -9,8 +9,8 @@
 //              stream
 //   returns    cudaErrorInvalidValue for a size, cudaErrorMisalignedAddress for a pointer, else what the launch returned
 //
-// One launch, asynchronous, that allocates nothing: graphs can replay it. It may begin before the launch before has ended, and reads
-// weights then: the weights must be there one launch before. sm_80 and newer, 16-bit tensor cores.
+// One launch, asynchronous, that allocates nothing: graphs can replay it. Where the launch before lets others begin before its own end, as
+// this one does, weights are read before that end: such a launch must not write weights. sm_80 and newer, 16-bit tensor cores.
 //
 // A weight is its codebook entry rounded to T, times its scale, rounded to T: what kbit_unpack_cuda writes. Sums are in f32. A sum is
 // that of `chunks` parts of k, added in their order, whichever blocks made them: bits depend on chunks, not on splits.
@@ -33,6 +33,7 @@ static constexpr int KBIT_STAGES      = 3;    // of activations
 static constexpr int KBIT_WARPS       = 8;
 static constexpr int KBIT_MOST_CHUNKS = 16;
 static constexpr int KBIT_MOST_TOKENS = 64;   // of a block
+static constexpr int KBIT_MT          = 2;    // strips of a warp
 
 // A block has 8 nt tokens, each of its 8 warps mt strips of 16 rows, whose weights are asked for `ahead` units before they are used.
 // Blocks of them fit a multiprocessor. Replicas: of the table.
@@ -446,9 +447,8 @@ struct kbit_plan {
 
 static inline int kbit_groups_of(const int64_t m) { return m <= 8 ? 1 : m <= 16 ? 2 : m <= 32 ? 4 : 8; }
 
-static constexpr int KBIT_MT = 2;
-
-static inline int64_t kbit_tiles_n(const int64_t n) { return (kbit_strips(n) + KBIT_WARPS * KBIT_MT - 1) / (KBIT_WARPS * KBIT_MT); }
+// mt strips a warp
+static inline int64_t kbit_tiles_n(const int64_t n, const int mt) { return (kbit_strips(n) + KBIT_WARPS * mt - 1) / (KBIT_WARPS * mt); }
 
 static inline int64_t kbit_slices(const int64_t m) { return (m + KBIT_MOST_TOKENS - 1) / KBIT_MOST_TOKENS; }
 
@@ -456,23 +456,22 @@ static inline int64_t kbit_slices(const int64_t m) { return (m + KBIT_MOST_TOKEN
 // tokens take them apart anew.
 static inline int64_t kbit_most_fused(int /*k*/) { return 256; }
 
-static inline int64_t kbit_workspace(const int64_t m, const int64_t n, const int chunks) {
-    const int64_t tiles    = kbit_slices(m) * kbit_tiles_n(n);
+static inline int64_t kbit_workspace(const int64_t m, const int64_t n, const int chunks, const int mt = KBIT_MT) {
+    const int64_t tiles    = kbit_slices(m) * kbit_tiles_n(n, mt);
     const int64_t counters = (tiles * (int64_t) sizeof(int) + 255) / 256 * 256;
-    const int64_t partials = chunks * tiles * KBIT_MT * kbit_groups_of(m) * KBIT_THREADS * (int64_t) sizeof(float4);
+    const int64_t partials = chunks * tiles * mt * kbit_groups_of(m) * KBIT_THREADS * (int64_t) sizeof(float4);
     return counters + (chunks > 1 ? partials : 0);
 }
 
 static constexpr int kbit_blocks_of(const int k, const int groups) { return k == 5 || groups > 2 ? 1 : 2; }
 
 // As many chunks as make rounds of blocks short: a round takes its units, and about one more to begin and to end.
-static inline kbit_plan kbit_plan_of(const int k, const int64_t m, const int64_t n, const int64_t k_dim, const int multiprocessors,
-                                     const int shared) {
-    const int64_t tiles = kbit_slices(m) * kbit_tiles_n(n);
+// fit: blocks at a time.
+static inline kbit_plan kbit_plan_for(const int64_t fit, const int mt, const int64_t m, const int64_t n, const int64_t k_dim) {
+    const int64_t tiles = kbit_slices(m) * kbit_tiles_n(n, mt);
     const int64_t units = kbit_units(k_dim);
-    const int64_t fit   = (int64_t) multiprocessors * kbit_blocks_of(k, kbit_groups_of(m));
     int64_t       best  = INT64_MAX;
-    kbit_plan     plan  = {1, 1, shared < 200 * 1024, 0};
+    kbit_plan     plan  = {1, 1, false, 0};
     for (int chunks = 1; chunks <= KBIT_MOST_CHUNKS && chunks <= units; ++chunks) {
         const int64_t cost = (tiles * chunks + fit - 1) / fit * ((units + chunks - 1) / chunks + 1);
         if (cost < best) {
@@ -480,7 +479,14 @@ static inline kbit_plan kbit_plan_of(const int k, const int64_t m, const int64_t
             plan.chunks = plan.splits = chunks;
         }
     }
-    plan.workspace = kbit_workspace(m, n, plan.chunks);
+    plan.workspace = kbit_workspace(m, n, plan.chunks, mt);
+    return plan;
+}
+
+static inline kbit_plan kbit_plan_of(const int k, const int64_t m, const int64_t n, const int64_t k_dim, const int multiprocessors,
+                                     const int shared) {
+    kbit_plan plan = kbit_plan_for((int64_t) multiprocessors * kbit_blocks_of(k, kbit_groups_of(m)), KBIT_MT, m, n, k_dim);
+    plan.small     = shared < 200 * 1024;
     return plan;
 }
 
@@ -488,7 +494,7 @@ static inline kbit_plan kbit_plan_of(const int k, const int64_t m, const int64_t
 
 template <typename C> static cudaError_t kbit_launch(const kbit_args & g, const kbit_plan & plan, cudaStream_t stream) {
     const int64_t      slices   = kbit_slices(g.m);
-    const int64_t      tiles_n  = kbit_tiles_n(g.n);
+    const int64_t      tiles_n  = kbit_tiles_n(g.n, C::MT);
     const int64_t      counters = (slices * tiles_n * (int64_t) sizeof(int) + 255) / 256 * 256;
     const kbit_problem p = {g.a, (const uint4 *) g.tiles, (const uint32_t *) g.scales, g.codebook, g.c, (int *) g.workspace,
                             (float4 *) ((uint8_t *) g.workspace + counters), (int) g.m, (int) g.n, (int) g.k_dim,
