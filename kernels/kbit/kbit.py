@@ -10,7 +10,6 @@ The first use compiles the kernels, for a minute. What is wrong raises ValueErro
 """
 
 import ctypes
-import functools
 import itertools
 import math
 import statistics
@@ -36,9 +35,17 @@ def codebook(k: int) -> list[float]:
 # -- torch ------------------------------------------------------------------------------------------------------------
 
 
-@functools.cache
+_OPERATORS: list[Any] = []
+
+
 def operators() -> Any:
-    """Compile and load the operators, and say what shapes they return; returns torch.ops.kbit."""
+    """Return torch.ops.kbit, once it is compiled and loaded; torch.compile sees through this after the first call."""
+    if not _OPERATORS:
+        _OPERATORS.append(_load())
+    return _OPERATORS[0]
+
+
+def _load() -> Any:
     import torch
     from torch.utils import cpp_extension
 
