@@ -9,8 +9,8 @@
 //              stream
 //   returns    cudaErrorInvalidValue for a size, cudaErrorMisalignedAddress for a pointer, else what the launch returned
 //
-// One launch, asynchronous, that allocates nothing: graphs can replay it. Where the launch before lets others begin before its own end, as
-// this one does, weights are read before that end: such a launch must not write weights. sm_80 and newer, 16-bit tensor cores.
+// One launch, asynchronous, that allocates nothing: graphs can replay it. Where the launch before lets others begin before its own
+// end, as this one does, weights are read before that end: such a launch must not write weights. sm_80 and newer.
 //
 // A weight is its codebook entry rounded to T, times its scale, rounded to T: what kbit_unpack_cuda writes. Sums are in f32. A sum is
 // that of `chunks` parts of k, added in their order, whichever blocks made them: bits depend on chunks, not on splits.

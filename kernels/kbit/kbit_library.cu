@@ -6,7 +6,9 @@
 
 #define KBIT_API extern "C" __attribute__((visibility("default")))
 
-enum kbit_status { KBIT_OK, KBIT_BAD_BITS, KBIT_BAD_SIZE, KBIT_BAD_K_DIM, KBIT_NO_TOKENS, KBIT_BAD_TYPE, KBIT_BAD_POINTER, KBIT_SMALL, KBIT_CUDA };
+enum kbit_status {
+    KBIT_OK, KBIT_BAD_BITS, KBIT_BAD_SIZE, KBIT_BAD_K_DIM, KBIT_NO_TOKENS, KBIT_BAD_TYPE, KBIT_BAD_POINTER, KBIT_SMALL, KBIT_CUDA
+};
 
 KBIT_API const char * kbit_error(const int status) {
     static const char * const words[] = {

@@ -1,5 +1,5 @@
-// Three errors of a published design, built as they were written down, so that the proof can show that it sees them; and its inner loop, in a
-// kernel that is right, which ours is timed against.
+// Three errors of a published design, built as they were written down, so that the proof can show that it sees them; and its inner loop,
+// in a kernel that is right, which ours is timed against.
 
 #pragma once
 
@@ -119,8 +119,8 @@ static bool published_mapping_fails() {
 
 // -- its inner loop, in a kernel that is right --
 
-// 16 tokens by 128 columns a block, 64 of k a stage, planes in shared memory, and for each weight K bits and a shuffle. The stages are three
-// and the sums of splits are added in their order.
+// 16 tokens by 128 columns a block, 64 of k a stage, planes in shared memory, and for each weight K bits and a shuffle. The stages are
+// three and the sums of splits are added in their order.
 template <int K> struct published_stage {
     __half   a[16][72];  // 64, padded
     uint32_t planes[128 * 2 * K];
