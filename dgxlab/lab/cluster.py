@@ -19,6 +19,7 @@ from dgxlab.units import duration
 
 RESTARTS = 5
 """How often a job that Slurm ended for others is followed by another one."""
+GOES_ON = "a new job does what is missing"
 _FOR_OTHERS = re.compile(r"\b(PREEMPTED|NODE_FAIL|BOOT_FAIL)\b")
 _GPU_ALONE = {"gres": "", "constraint": "", "nodelist": "", "exclusive": False, "extra": ()}
 """Options of jobs that measure and not of those that only build."""
@@ -58,7 +59,7 @@ def build_first(lab: Lab, host: Host, job: Plan, sides: Sequence[Side], probe: P
     """Build a plan's arms where slurm.build says so, and return whether it says so.
 
     What is built there is used if compilers and processor are those of the node; if not, the node builds it again. A
-    build that another client has begun is followed to its end.
+    build that another client has begun is followed to its end, and one that Slurm ended for others begins again.
 
     Raises DgxlabError: the error of the job that builds.
     """
@@ -70,9 +71,16 @@ def build_first(lab: Lab, host: Host, job: Plan, sides: Sequence[Side], probe: P
     steps = tuple(step for step in job.steps if isinstance(step, BuildStep))
     # with a baseline its subject is not that of a run, so that no client takes it for one
     baseline = job.baseline or job.experiment
-    first = replace(job, job_id=new_job_id(f"{job.name}-build"), kind="gate", baseline=baseline, steps=steps)
+    first = replace(job, kind="gate", baseline=baseline, steps=steps)
     noted(watch)("building first, without a GPU")
-    followed = join(lab, host, first.subject, sides, probe, watch)
-    if not followed and (error := start_and_follow(lab, where, first, probe, watch)):
-        raise error
+    if join(lab, host, first.subject, sides, probe, watch):
+        return True
+    for left in reversed(range(RESTARTS + 1)):
+        first = replace(first, job_id=new_job_id(f"{job.name}-build"))
+        error = start_and_follow(lab, where, first, probe, watch)
+        if error and not (left and may_go_on(where, error)):
+            raise error
+        if error is None:
+            break
+        noted(watch)(f"{error}: {GOES_ON}")
     return True

@@ -56,7 +56,7 @@ def run(lab: Lab, request: Request, watch: Watch) -> Outcome:
         outcome = _once(lab, host, request, sides, watch)
         if request.again or not cluster.may_go_on(host, outcome.error):
             return outcome
-        noted(watch)(f"{outcome.error}: a new job does what is missing")
+        noted(watch)(f"{outcome.error}: {cluster.GOES_ON}")
     return _once(lab, host, request, sides, watch)
 
 

@@ -280,6 +280,26 @@ def test_building_first(go: Go, build: dict[str, str], tmp_path: Path) -> None:
     assert outcome.measured == outcome.planned
 
 
+def test_a_preempted_build_goes_on_by_itself(go: Go, cluster: Slurm, tmp_path: Path) -> None:
+    hold, launcher = tmp_path / "hold", tmp_path / "launcher"
+    hold.touch()
+    launcher.write_text(f'#!/bin/sh\nwhile [ -e {hold} ]; do sleep 0.1; done\nexec "$@"\n')
+    launcher.chmod(0o755)
+    lab = go(root=tmp_path / "root", build={"partition": "gpu", "nodelist": "node1"})
+    sent: list[str] = []
+
+    def preempt(event: dict[str, Any]) -> None:
+        if event["event"] == "step" and event["kind"] == "build" and not sent:
+            sent.append(cluster.tell(*BUSY, "--exclusive", "--partition=urgent", "--nodelist=node1", "--time=1"))
+        elif "PREEMPTED" in event.get("note", ""):
+            hold.unlink()
+            cluster.tell("scancel", sent[0].strip())
+
+    outcome, events = lab.run_well(lab.experiment(cmake={"CMAKE_C_COMPILER_LAUNCHER": str(launcher)}), react=preempt)
+    assert notes(events, "a new job does what is missing")
+    assert outcome.measured == outcome.planned
+
+
 @pytest.mark.parametrize("build", [{}, {"partition": "gpu"}])
 def test_a_build_that_fails_is_the_commands_error(go: Go, build: dict[str, str], tmp_path: Path) -> None:
     lab = go(root=tmp_path / "root", build=build)
