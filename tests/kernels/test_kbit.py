@@ -231,7 +231,7 @@ def test_the_tables_of_errors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_operations_of_a_published_tile() -> None:
-    """64 x 128 outputs by 64 of k: its 8 warps' 32 products of 16 x 8 x 16 each are four times the published 262,144."""
+    """64 x 128 outputs by 64 of k: 8 warps' 32 products of 16 x 8 x 16 each are four times the published 262,144."""
     products = 8 * 32
     assert products * (16 * 8 * 16) == 64 * 128 * 64
     assert 2 * products * (16 * 8 * 16) == 1_048_576 == 4 * 262_144
