@@ -54,8 +54,7 @@ struct nvfp4_grouped_args {
 };
 
 static constexpr int NVFP4_GROUPED_MAX_EXPERTS = 4096;  // whose counts are in shared memory
-static constexpr int NVFP4_GROUPED_ROUTERS     = 512;   // threads
-static constexpr int NVFP4_GROUPED_X_WARPS     = 8;     // of a block that converts
+static constexpr int NVFP4_GROUPED_ROUTERS     = 1024;  // threads
 static constexpr int NVFP4_GROUPED_GROUP_BYTES = 1024;  // 64 of k by 8 columns
 
 // Tiles of tile_m x tile_n by so many times four warps, side by side along m, of mma.sync or wgmma. Units of weights go through
@@ -70,7 +69,8 @@ struct nvfp4_grouped_config {
     static constexpr int  NT       = tile_n / 8;
     static constexpr int  THREADS  = W4A16_WARP * WARPS;
     static constexpr int  ALL      = THREADS + 4 * W4A16_WARP;
-    static constexpr int  COPIERS  = 3 * W4A16_WARP;  // of weights; a thread of one more warp copies activations
+    static constexpr int  COPIERS  = 72;  // of weights, in three warps: eight rows at once. A thread of one more copies activations
+    static constexpr int  X_WARPS  = tile_n > 64 ? 8 : 16;  // of a block that converts: more where few columns leave blocks few
     static constexpr int  W_STAGES = w_stages;
     static constexpr int  X_STAGES = x_stages;
     static constexpr int  X_STEP   = x_step;
@@ -82,13 +82,13 @@ struct nvfp4_grouped_config {
     static constexpr int SHARED  = w_stages * W_BYTES + x_stages * X_BYTES;
 
     // Those that copy keep 40, the others share the rest. 0: none are given.
-    static constexpr int KEPT_REGISTERS = 40;
+    static constexpr int KEPT_REGISTERS = 56;
     static constexpr int REGISTERS =
         wgmma && blocks == 1 ? (65536 / ALL / 8 * 8 * ALL - KEPT_REGISTERS * 4 * W4A16_WARP) / THREADS / 8 * 8 : 0;
 
     static_assert(MT * 16 * WARPS == tile_m, "the warps must cover the rows");
     static_assert(tile_n % 16 == 0 && tile_n <= 256, "wgmma takes no other widths");
-    static_assert(W_BYTES / 16 % COPIERS == 0, "the threads must cover the weights");
+    static_assert(COPIERS % 9 == 0 && W_BYTES / 16 % COPIERS == 0, "the threads must cover the weights");
     static_assert(W4A16_UNIT % x_step == 0 && x_step % W4A16_STEP == 0, "steps must cover a unit");
     static_assert(x_stages > 1, "a stage is given back once the next one is multiplied");
     static_assert(REGISTERS <= 255, "no thread has more");
@@ -101,7 +101,7 @@ struct nvfp4_grouped_problem {
     float *         undo;    // of a column, and 2^7 for its weights
     int32_t *       of;      // of a column: token*used + slot, or -1 for none
     uint4 *         chunks;  // expert, first column, columns
-    int32_t *       totals;  // groups of 8 columns, chunks
+    int32_t *       chunks_used;
     float *         y;
     int64_t         w_expert;
     int64_t         groups;  // of 8 columns, at most
@@ -112,33 +112,49 @@ struct nvfp4_grouped_problem {
 
 // -- route --
 
-// The sum of all lanes before, which is exclusive, and of all.
-static __device__ __forceinline__ int nvfp4_grouped_before(const int value, int & all) {
-    int sum = value;
+static __device__ __forceinline__ int nvfp4_grouped_sum(int of_lane) {
 #pragma unroll
-    for (int i = 1; i < W4A16_WARP; i *= 2) {
-        const int lower = __shfl_up_sync(0xFFFFFFFF, sum, i);
-        sum += (int) threadIdx.x % W4A16_WARP >= i ? lower : 0;
+    for (int i = W4A16_WARP / 2; i > 0; i /= 2) {
+        of_lane += __shfl_xor_sync(0xFFFFFFFF, of_lane, i);
     }
-    all = __shfl_sync(0xFFFFFFFF, sum, W4A16_WARP - 1);
-    return sum - value;
+    return of_lane;
 }
 
-// One block an expert. Thread i has the i-th part of the ids, so that their order stays.
+// One block an expert. A warp has a part of the ids, 32 of them after the other, so that their order stays.
 template <int tile_n>
 static __global__ void __launch_bounds__(NVFP4_GROUPED_ROUTERS)
 nvfp4_grouped_route(const nvfp4_grouped_problem p, const int32_t * __restrict__ ids, const int64_t ids_token, const int used,
                     const int n) {
     extern __shared__ __align__(16) uint8_t nvfp4_grouped_counts[];
-    __shared__ int of_warps[NVFP4_GROUPED_ROUTERS / W4A16_WARP];
-    __shared__ int groups_before, chunks_before;
+    constexpr int  WARPS = NVFP4_GROUPED_ROUTERS / W4A16_WARP;
+    constexpr int  AHEAD = 8;  // reads that wait for the memory together
+    __shared__ int of_warps[WARPS];
+    __shared__ int groups_before, chunks_before, groups;
 
     int * const counts  = (int *) nvfp4_grouped_counts;
     const int   experts = gridDim.x;
     const int   expert  = blockIdx.x;
-    const int   share   = (n + NVFP4_GROUPED_ROUTERS - 1) / NVFP4_GROUPED_ROUTERS;
-    const int   begin   = min((int) threadIdx.x * share, n);
+    const int   warp    = threadIdx.x / W4A16_WARP;
+    const int   lane    = threadIdx.x % W4A16_WARP;
+    const int   share   = (n + NVFP4_GROUPED_ROUTERS - 1) / NVFP4_GROUPED_ROUTERS * W4A16_WARP;
+    const int   begin   = min(warp * share, n);
     const int   end     = min(begin + share, n);
+
+    // all lanes come along, some with id -1
+    const auto for_each_id = [&](const auto work) {
+        for (int first = begin; first < end; first += AHEAD * W4A16_WARP) {
+            int id[AHEAD];
+#pragma unroll
+            for (int i = 0; i < AHEAD; ++i) {
+                const int at = first + i * W4A16_WARP + lane;
+                id[i] = at < end ? ids[at / used * ids_token + at % used] : -1;
+            }
+#pragma unroll
+            for (int i = 0; i < AHEAD; ++i) {
+                work(id[i], first + i * W4A16_WARP + lane);
+            }
+        }
+    };
 
     w4a16_others_may_begin();
     for (int e = threadIdx.x; e < experts; e += NVFP4_GROUPED_ROUTERS) {
@@ -146,33 +162,32 @@ nvfp4_grouped_route(const nvfp4_grouped_problem p, const int32_t * __restrict__ 
     }
     __syncthreads();
     int mine = 0;
-    for (int i = begin; i < end; ++i) {
-        const int id = ids[i / used * ids_token + i % used];
+    for_each_id([&](const int id, int) {
         if (id >= 0 && id < experts) {
             atomicAdd(counts + id, 1);
         }
-        mine += id == expert;
+        mine += __popc(__ballot_sync(0xFFFFFFFF, id == expert));
+    });
+    if (lane == 0) {
+        of_warps[warp] = mine;
     }
-    int       of_warp;
-    const int in_warp = nvfp4_grouped_before(mine, of_warp);
-    of_warps[threadIdx.x / W4A16_WARP] = of_warp;
     __syncthreads();
 
     // the first warp adds up what the experts before have, and all of them
-    if (threadIdx.x < W4A16_WARP) {
-        int groups = 0, chunks = 0, all_groups, all_chunks;
-        for (int e = threadIdx.x; e < expert; e += W4A16_WARP) {
-            groups += (counts[e] + 7) / 8;
+    if (warp == 0) {
+        int before = 0, chunks = 0;
+        for (int e = lane; e < expert; e += W4A16_WARP) {
+            before += (counts[e] + 7) / 8;
             chunks += (counts[e] + tile_n - 1) / tile_n;
         }
-        nvfp4_grouped_before(groups, all_groups);
-        nvfp4_grouped_before(chunks, all_chunks);
-        if (threadIdx.x == 0) {
-            groups_before = all_groups;
-            chunks_before = all_chunks;
+        before = nvfp4_grouped_sum(before);
+        chunks = nvfp4_grouped_sum(chunks);
+        if (lane == 0) {
+            groups_before = before;
+            chunks_before = chunks;
+            groups        = before + (counts[expert] + 7) / 8;
             if (expert == experts - 1) {
-                p.totals[0] = all_groups + (counts[expert] + 7) / 8;
-                p.totals[1] = all_chunks + (counts[expert] + tile_n - 1) / tile_n;
+                *p.chunks_used = chunks + (counts[expert] + tile_n - 1) / tile_n;
             }
         }
     }
@@ -180,17 +195,21 @@ nvfp4_grouped_route(const nvfp4_grouped_problem p, const int32_t * __restrict__ 
 
     const int count = counts[expert];
     const int first = groups_before * 8;
-    int       at    = first + in_warp;
-    for (int w = 0; w < (int) threadIdx.x / W4A16_WARP; ++w) {
+    int       at    = first;
+    for (int w = 0; w < warp; ++w) {
         at += of_warps[w];
     }
-    for (int i = begin; i < end; ++i) {
-        if (ids[i / used * ids_token + i % used] == expert) {
-            p.of[at++] = i;
+    for_each_id([&](const int id, const int i) {
+        const uint32_t lanes = __ballot_sync(0xFFFFFFFF, id == expert);
+        if (id == expert) {
+            p.of[at + __popc(lanes & ((1u << lane) - 1))] = i;
         }
-    }
-    for (int i = count + threadIdx.x; i < (count + 7) / 8 * 8; i += NVFP4_GROUPED_ROUTERS) {
-        p.of[first + i] = -1;
+        at += __popc(lanes);
+    });
+    // the last expert's block: also the groups of no expert
+    const int64_t until = (expert == experts - 1 ? p.groups : groups) * 8;
+    for (int64_t i = first + count + threadIdx.x; i < until; i += NVFP4_GROUPED_ROUTERS) {
+        p.of[i] = -1;
     }
     for (int i = threadIdx.x; i * tile_n < count; i += NVFP4_GROUPED_ROUTERS) {
         p.chunks[chunks_before + i] = make_uint4(expert, first + i * tile_n, min(tile_n, count - i * tile_n), 0);
@@ -199,27 +218,29 @@ nvfp4_grouped_route(const nvfp4_grouped_problem p, const int32_t * __restrict__ 
 
 // -- convert --
 
-// Blocks of 8 columns, threads (32, 8): lane 8 q + c has column c's 16 of each of 4 blocks, of which q says word and nibble.
-static __global__ void __launch_bounds__(W4A16_WARP * NVFP4_GROUPED_X_WARPS)
+// Blocks of 8 columns, threads (32, warps): lane 8 q + c has column c's 16 of each of 4 blocks, of which q says word and nibble.
+template <int warps>
+static __global__ void __launch_bounds__(W4A16_WARP * warps)
 nvfp4_grouped_to_f16(const nvfp4_grouped_problem p, const float * __restrict__ x, const int used, const int slots,
                      const int64_t x_token, const int64_t x_slot) {
-    __shared__ float of_warps[NVFP4_GROUPED_X_WARPS][8];
+    __shared__ float of_warps[warps][8];
 
-    w4a16_others_may_begin();
+    // in this order: the product copies weights once it may begin, of the tiles that the route wrote
     w4a16_wait_for_the_other();
-    if ((int) blockIdx.x >= p.totals[0]) {
-        return;
+    w4a16_others_may_begin();
+    const int col  = threadIdx.x % 8;
+    const int word = threadIdx.x / 8 % 2;
+    const int high = threadIdx.x / 16;
+    const int of   = p.of[(int64_t) blockIdx.x * 8 + col];
+    if (__all_sync(0xFFFFFFFF, of < 0)) {
+        return;  // each warp has all columns
     }
-    const int     col  = threadIdx.x % 8;
-    const int     word = threadIdx.x / 8 % 2;
-    const int     high = threadIdx.x / 16;
-    const int     of   = p.of[(int64_t) blockIdx.x * 8 + col];
     const float * from = x + of / used * x_token + of % used % slots * x_slot + 4 * word + 8 * high;
     uint8_t *     to   = p.x16 + (int64_t) blockIdx.x * NVFP4_GROUPED_GROUP_BYTES + (2 * word + high) * 256 + col * 16;
 
     const auto convert = [&](const float scale) {
         float largest = 0.0f;
-        for (int step = threadIdx.y; step < p.units * W4A16_STEPS; step += NVFP4_GROUPED_X_WARPS) {
+        for (int step = threadIdx.y; step < p.units * W4A16_STEPS; step += warps) {
             float4 v[4];
 #pragma unroll
             for (int t = 0; t < 4; ++t) {
@@ -243,7 +264,7 @@ nvfp4_grouped_to_f16(const nvfp4_grouped_problem p, const float * __restrict__ x
         of_warps[threadIdx.y][col] = largest;
     }
     __syncthreads();
-    for (int w = 0; w < NVFP4_GROUPED_X_WARPS; ++w) {
+    for (int w = 0; w < warps; ++w) {
         largest = fmaxf(largest, of_warps[w][col]);
     }
     const uint32_t taken_as = w4a16_taken_as(largest);
@@ -264,33 +285,44 @@ struct nvfp4_grouped_tile {
 // Those that a block has, one after the other: the tiles of a chunk side by side in time, as they read the same activations.
 template <typename C, typename work_t>
 static __device__ __forceinline__ void nvfp4_grouped_for_each_tile(const nvfp4_grouped_problem & p, const work_t work) {
-    const int tiles = p.totals[1] * p.tiles_m;
+    const int tiles = __ldcg(p.chunks_used) * p.tiles_m;
+    const auto chunk_of = [&](const int i) { return __ldcg(p.chunks + min(i, tiles - 1) / p.tiles_m); };
+    if ((int) blockIdx.x >= tiles) {
+        return;
+    }
+    uint4 next = chunk_of(blockIdx.x);
     for (int i = blockIdx.x; i < tiles; i += gridDim.x) {
-        const uint4 chunk = p.chunks[i / p.tiles_m];
+        const uint4 chunk = next;
+        next = chunk_of(i + gridDim.x);  // before it is needed, as the memory takes its time
         work(nvfp4_grouped_tile{(int) chunk.x, i % p.tiles_m * C::TILE_M, (int) chunk.y, (int) chunk.z});
     }
 }
 
 // -- the threads that copy --
 
-// Pieces of 16 bytes, nine a row. Rows beyond the matrix are copied as its last one.
+// Pieces of 16 bytes, nine a row: a thread has the same one of each eighth row. Rows beyond the matrix are copied as another.
 template <typename C>
 static __device__ __forceinline__ void nvfp4_grouped_copy_weights(
         const nvfp4_grouped_problem & p, uint8_t * ws, w4a16_stages<C> & stages, const int tid) {
+    constexpr int           ROWS  = C::COPIERS / 9;
+    const int64_t           pitch = p.units * W4A16_UNIT_BYTES, eighth = ROWS * pitch;
     w4a16_ring<C::W_STAGES> w;
     nvfp4_grouped_for_each_tile<C>(p, [&](const nvfp4_grouped_tile & tile) {
-        const uint8_t * from = p.w + tile.expert * p.w_expert;
+        const int       row  = min(tile.row0 + tid / 9, p.m - 1);
+        const int       last = p.m - 1 - row;
+        const uint8_t * from = p.w + tile.expert * p.w_expert + row * pitch + tid % 9 * 16;
         for (int unit = 0; unit < p.units; ++unit) {
             w4a16_wait_for(stages.w_free + w.stage, w.parity ^ 1);
-            // addresses ahead would take more registers than there are
-#pragma unroll 1
-            for (int i = tid; i < C::W_BYTES / 16; i += C::COPIERS) {
-                const int row = min(tile.row0 + i / 9, p.m - 1);
-                w4a16_copy(ws + w.stage * C::W_BYTES + i * 16,
-                           from + ((int64_t) row * p.units + unit) * W4A16_UNIT_BYTES + i % 9 * 16);
+            uint8_t * const to = ws + w.stage * C::W_BYTES + tid * 16;
+            const uint8_t * at = from;
+#pragma unroll
+            for (int i = 0; i < C::TILE_M; i += ROWS) {
+                w4a16_copy(to + i * W4A16_UNIT_BYTES, at);
+                at += i + ROWS <= last ? eighth : 0;
             }
             w4a16_arrive_after_copies(stages.w_full + w.stage);
             w.next();
+            from += W4A16_UNIT_BYTES;
         }
     });
 }
@@ -301,6 +333,7 @@ static __device__ __forceinline__ void nvfp4_grouped_copy_activations(
         const nvfp4_grouped_problem & p, uint8_t * xs, w4a16_stages<C> & stages) {
     const int64_t           stride = p.groups * NVFP4_GROUPED_GROUP_BYTES;
     w4a16_ring<C::X_STAGES> x;
+    w4a16_wait_for_the_other();
     nvfp4_grouped_for_each_tile<C>(p, [&](const nvfp4_grouped_tile & tile) {
         const uint8_t * from  = p.x16 + (int64_t) (tile.first / 8) * NVFP4_GROUPED_GROUP_BYTES;
         const int       bytes = (tile.columns + 7) / 8 * NVFP4_GROUPED_GROUP_BYTES;
@@ -386,6 +419,9 @@ template <typename C> class nvfp4_grouped_sums {
     // width: what is multiplied of the columns, as many as there are or more.
     template <int width> __device__ __forceinline__ void multiply() {
         clear<width>();
+        if (EARLY) {
+            read_columns();
+        }
         load_unit();
         take_apart<0>();
         load_codes(1);
@@ -400,10 +436,24 @@ template <typename C> class nvfp4_grouped_sums {
             w4a16_wgmma_wait<0>();
         }
         release_activations();
+        if (!EARLY) {
+            read_columns();
+        }
         write<width>();
     }
 
   private:
+    // What belongs to every 32nd column: the lanes ask each other for the rest.
+    __device__ __forceinline__ void read_columns() {
+#pragma unroll
+        for (int i = 0; i < READ; ++i) {
+            const int  col   = i * W4A16_WARP + threadIdx.x;
+            const bool there = col < tile_.columns;
+            of_[i]   = there ? p_.of[tile_.first + col] : -1;
+            undo_[i] = there ? p_.undo[tile_.first + col] : 0.0f;
+        }
+    }
+
     // To y, what is there of it.
     template <int width> __device__ __forceinline__ void write() const {
         const int row = tile_.row0 + threadIdx.y * C::WARP_M + threadIdx.x / 4;
@@ -411,16 +461,14 @@ template <typename C> class nvfp4_grouped_sums {
         for (int nt = 0; nt < width / 8; ++nt) {
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
-                const int col = 8 * nt + threadIdx.x % 4 * 2 + e;
-                if (col >= tile_.columns) {
-                    continue;
-                }
-                const float undo = p_.undo[tile_.first + col];
-                float *     y    = p_.y + (int64_t) p_.of[tile_.first + col] * p_.m;
+                const int   lane = nt % 4 * 8 + threadIdx.x % 4 * 2 + e;
+                const int   to   = __shfl_sync(0xFFFFFFFF, of_[nt / 4], lane);
+                const float by   = __shfl_sync(0xFFFFFFFF, undo_[nt / 4], lane);
+                float *     y    = p_.y + (int64_t) to * p_.m;
 #pragma unroll
                 for (int r = 0; r < 2 * C::MT; ++r) {
-                    if (row + 8 * r < p_.m) {
-                        y[row + 8 * r] = undo * acc_[r / 2][nt][e + r % 2 * 2];
+                    if (to >= 0 && row + 8 * r < p_.m) {
+                        y[row + 8 * r] = by * acc_[r / 2][nt][e + r % 2 * 2];
                     }
                 }
             }
@@ -549,6 +597,9 @@ template <typename C> class nvfp4_grouped_sums {
         x_done_ = x_done_ == C::X_STAGES - 1 ? 0 : x_done_ + 1;
     }
 
+    static constexpr int  READ  = (C::TILE_N + W4A16_WARP - 1) / W4A16_WARP;
+    static constexpr bool EARLY = READ <= 2;  // more registers than these are needed for what is multiplied
+
     const nvfp4_grouped_problem & p_;
     const uint8_t * const         xs_;
     w4a16_stages<C> &             stages_;
@@ -562,6 +613,8 @@ template <typename C> class nvfp4_grouped_sums {
     uint32_t a_[2][C::MT][4][4];
     uint32_t codes_[2 * C::MT][2];
     __half2  scales_[2 * C::MT][2];
+    int      of_[READ];
+    float    undo_[READ];
 };
 
 // -- kernel --
@@ -590,12 +643,12 @@ template <typename C> static __device__ __forceinline__ void nvfp4_grouped_block
         stages.init();
     }
     __syncthreads();
-    w4a16_wait_for_the_other();
 
     if (threadIdx.y < C::WARPS) {
         if constexpr (C::REGISTERS > 0) {
             w4a16_take_registers<C::REGISTERS>();
         }
+        w4a16_wait_for_the_other();
         w4a16_ring<C::W_STAGES> w;
         w4a16_ring<C::X_STAGES> x;
         nvfp4_grouped_for_each_tile<C>(p, [&](const nvfp4_grouped_tile & tile) {
@@ -607,9 +660,11 @@ template <typename C> static __device__ __forceinline__ void nvfp4_grouped_block
     if constexpr (C::REGISTERS > 0) {
         w4a16_give_registers<C::KEPT_REGISTERS>();
     }
-    if (threadIdx.y < C::WARPS + 3) {
-        nvfp4_grouped_copy_weights<C>(p, ws, stages, (threadIdx.y - C::WARPS) * W4A16_WARP + threadIdx.x);
-    } else if (threadIdx.x == 0) {
+    const int tid = (threadIdx.y - C::WARPS) * W4A16_WARP + threadIdx.x;
+    if (tid < C::COPIERS) {
+        // weights may come before
+        nvfp4_grouped_copy_weights<C>(p, ws, stages, tid);
+    } else if (tid == 3 * W4A16_WARP) {
         nvfp4_grouped_copy_activations<C>(p, xs, stages);
     }
 }
@@ -631,6 +686,7 @@ static __global__ void nvfp4_grouped_route(nvfp4_grouped_problem, const int32_t 
     __trap();
 }
 
+template <int warps>
 static __global__ void nvfp4_grouped_to_f16(nvfp4_grouped_problem, const float *, int, int, int64_t, int64_t) {
     __trap();
 }
@@ -646,7 +702,7 @@ template <typename C> static __global__ void nvfp4_grouped(const nvfp4_grouped_p
 // Where in the scratch memory what begins, in bytes, and how much of it can be needed: whatever the ids are.
 struct nvfp4_grouped_layout {
     int64_t groups, chunks;
-    int64_t undo, of, chunks_at, totals, size;
+    int64_t undo, of, chunks_at, chunks_used, size;
 };
 
 template <typename C> static inline nvfp4_grouped_layout nvfp4_grouped_layout_of(const nvfp4_grouped_args & a) {
@@ -659,8 +715,8 @@ template <typename C> static inline nvfp4_grouped_layout nvfp4_grouped_layout_of
     l.undo      = l.groups * 8 * a.k * (int64_t) sizeof(__half);
     l.of        = l.undo + aligned(l.groups * 8 * (int64_t) sizeof(float));
     l.chunks_at = l.of + aligned(l.groups * 8 * (int64_t) sizeof(int32_t));
-    l.totals    = l.chunks_at + aligned(l.chunks * (int64_t) sizeof(uint4));
-    l.size      = l.totals + 256;
+    l.chunks_used    = l.chunks_at + aligned(l.chunks * (int64_t) sizeof(uint4));
+    l.size      = l.chunks_used + 256;
     return l;
 }
 
@@ -704,7 +760,7 @@ template <typename C> static inline nvfp4_grouped_problem nvfp4_grouped_problem_
     const nvfp4_grouped_layout l    = nvfp4_grouped_layout_of<C>(a);
     uint8_t * const            base = (uint8_t *) a.scratch;
     return {(const uint8_t *) a.w, base, (float *) (base + l.undo), (int32_t *) (base + l.of), (uint4 *) (base + l.chunks_at),
-            (int32_t *) (base + l.totals), a.y, a.w_expert, l.groups, (int) a.m, (int) (a.k / W4A16_UNIT),
+            (int32_t *) (base + l.chunks_used), a.y, a.w_expert, l.groups, (int) a.m, (int) (a.k / W4A16_UNIT),
             (int) ((a.m + C::TILE_M - 1) / C::TILE_M)};
 }
 
@@ -719,7 +775,7 @@ template <typename C> static cudaError_t nvfp4_grouped_prepare_cuda(const nvfp4_
     if (status != cudaSuccess) {
         return status;
     }
-    return nvfp4_grouped_launch(nvfp4_grouped_to_f16, dim3((unsigned) p.groups), dim3(W4A16_WARP, NVFP4_GROUPED_X_WARPS), 0,
+    return nvfp4_grouped_launch(nvfp4_grouped_to_f16<C::X_WARPS>, dim3((unsigned) p.groups), dim3(W4A16_WARP, C::X_WARPS), 0,
                                 stream, p, a.x, used, (int) a.slots, a.x_token, a.x_slot);
 }
 

@@ -9,7 +9,7 @@
 //   scratch   plan.scratch_bytes bytes: args.scratch is not looked at before
 //
 // A table has rows of increasing numbers of columns, those that an expert has in the mean: a product takes the first row that has
-// as many. `./harness tune` times them beside others. None has been timed on a GPU: README.md says what was expected.
+// as many. `./harness tune` times them beside others: README.md.
 
 #pragma once
 
@@ -60,7 +60,6 @@ static constexpr nvfp4_grouped_kernel nvfp4_grouped_kernel_of(const int multipro
 }
 
 static constexpr nvfp4_grouped_row NVFP4_GROUPED_SM_90A[] = {
-    {12,        nvfp4_grouped_kernel_of< 64,  32, 1, 6, 256, 3, 2, true>(228)},
     {48,        nvfp4_grouped_kernel_of<128,  64, 2, 5, 128, 5, 1, true>(228)},
     {INT64_MAX, nvfp4_grouped_kernel_of<128, 192, 2, 4,  64, 5, 1, true>(228)},
 };

@@ -169,8 +169,9 @@ static bool launched(const problem & p, const rung & r, const device_buffer & sc
 
 static bool right(const problem & p, const rung & r, const std::string & what, const int64_t stride = 1) {
     const device_buffer scratch(scratch_of(r, p));
-    const bool          inside = launched(p, r, scratch);
-    const verdict       v      = judge(p, stride);
+    CUDA_CHECK(cudaMemset(scratch.as<char>(), 0x3F, scratch.size()));  // a pool gives anything; the poison is -1, an "of" of none
+    const bool inside = launched(p, r, scratch);
+    const verdict v   = judge(p, stride);
     return said(v.passed && inside, r.name + " " + text_of(p.shape) + what, inside ? v.why : "it wrote outside its buffers");
 }
 

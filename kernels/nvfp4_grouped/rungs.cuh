@@ -23,15 +23,15 @@ static rung rung_of() {
 
 // What `tune` times: the rows of the tables first.
 static std::vector<rung> all_rungs() {
-    return {rung_of<64, 32, 1, 6, 256, 3, 2, true>(),   rung_of<128, 64, 2, 5, 128, 5, 1, true>(),
-            rung_of<128, 192, 2, 4, 64, 5, 1, true>(),  rung_of<64, 32, 1, 6, 256, 3, 2, false>(),
-            rung_of<128, 64, 2, 5, 128, 5, 1, false>(), rung_of<128, 64, 2, 2, 64, 4, 1, false>(),
+    return {rung_of<128, 64, 2, 5, 128, 5, 1, true>(),  rung_of<128, 192, 2, 4, 64, 5, 1, true>(),
+            rung_of<64, 32, 1, 6, 256, 3, 2, false>(),  rung_of<128, 64, 2, 5, 128, 5, 1, false>(),
+            rung_of<128, 64, 2, 2, 64, 4, 1, false>(),
 #ifndef NVFP4_GROUPED_FEW_RUNGS
-            rung_of<64, 16, 1, 6, 256, 3, 2, true>(),   rung_of<64, 16, 1, 6, 256, 3, 2, false>(),
-            rung_of<64, 16, 1, 4, 256, 2, 3, false>(),  rung_of<64, 64, 1, 4, 128, 3, 2, true>(),
-            rung_of<128, 32, 2, 3, 256, 3, 2, false>(), rung_of<128, 32, 2, 6, 256, 4, 1, true>(),
-            rung_of<128, 128, 2, 5, 64, 6, 1, true>(),  rung_of<128, 128, 2, 4, 128, 4, 1, true>(),
-            rung_of<128, 256, 2, 3, 64, 5, 1, true>(),
+            rung_of<64, 32, 1, 6, 256, 3, 2, true>(),   rung_of<64, 16, 1, 5, 128, 3, 3, true>(),
+            rung_of<128, 16, 2, 4, 256, 3, 2, true>(),  rung_of<128, 32, 2, 3, 256, 3, 2, false>(),
+            rung_of<128, 128, 2, 5, 64, 6, 1, true>(),  rung_of<128, 160, 2, 4, 64, 5, 1, true>(),
+            rung_of<192, 32, 3, 5, 256, 3, 1, true>(),  rung_of<192, 64, 3, 4, 128, 4, 1, true>(),
+            rung_of<192, 128, 3, 3, 64, 6, 1, true>(),  rung_of<256, 32, 4, 4, 256, 3, 1, true>(),
 #endif // NVFP4_GROUPED_FEW_RUNGS
     };
 }

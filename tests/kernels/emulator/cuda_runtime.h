@@ -433,16 +433,33 @@ static inline float emulated_bf16_value(uint32_t bits) {
     return x;
 }
 
-// Of a whole warp: each thread's value, of which each takes that of the thread `from`.
-template <typename T> static T emulated_exchange(T value, unsigned from) {
+// Each thread's value, once its whole warp has given them.
+template <typename T> static const float * emulated_exchanged(T value) {
     static_assert(sizeof(T) == sizeof(float), "32 bits");
     float * const all = emulated.exchanged[emulated.running->turn];
     emulated.running->turn ^= 1;
     memcpy(all + threadIdx.x + threadIdx.y * blockDim.x, &value, sizeof(value));
     emulated_wait(emulated_thread::at::WARP);
-    memcpy(&value, all + from, sizeof(value));
+    return all;
+}
+
+// The value of the thread `from`, of the same warp.
+template <typename T> static T emulated_exchange(T value, unsigned from) {
+    memcpy(&value, emulated_exchanged(value) + from, sizeof(value));
     return value;
 }
+
+static unsigned __ballot_sync(unsigned /*mask*/, bool yes) {
+    const float * const all   = emulated_exchanged(yes ? 1.0f : 0.0f) + (threadIdx.x + threadIdx.y * blockDim.x) / 32 * 32;
+    unsigned            lanes = 0;
+    for (int i = 0; i < 32; ++i) {
+        lanes |= (unsigned) (all[i] == 1.0f) << i;
+    }
+    return lanes;
+}
+
+static bool __all_sync(unsigned mask, bool yes) { return __ballot_sync(mask, yes) == 0xFFFFFFFF; }
+static int __popc(unsigned bits) { return __builtin_popcount(bits); }
 
 template <typename T> static T __shfl_xor_sync(unsigned /*mask*/, T value, int lanes) {
     return emulated_exchange(value, (threadIdx.x + threadIdx.y * blockDim.x) ^ lanes);
