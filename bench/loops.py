@@ -36,8 +36,9 @@ def loop(random: Random, noise: float, winners: float, tries: int = TRIES) -> Co
         gain, level = math.log1p(GAIN) * wins, stats.level(done)
         tally["winners"] += wins
         first, candidate, last = (random.gauss(shift, noise) for shift in (0.0, gain, 0.0))
-        bracket = Screened(math.expm1(candidate - (first + last) / 2), "higher", floor, same.valid_cycles)
-        drops = stats.dropped([bracket], GAIN)
+        bracket = Chain([100 * math.exp(first), 100 * math.exp(last)], [100 * math.exp(candidate)])
+        effect = stats.screen(bracket, floor, same.valid_cycles).effect  # None if the baselines are too far apart
+        drops = effect is not None and stats.dropped([Screened(effect, "higher", floor, same.valid_cycles)], GAIN)
         if drops and not wins:
             continue
         keeps = stats.decide([judged(random, noise, gain, level)], level) is Ended.PROMOTED

@@ -76,4 +76,4 @@ def test_a_simulated_loop() -> None:
     assert found["false"] == 0
     luck = sum((loop(random, 0.006, 0.0, 60) for _ in range(3)), Counter[str]())
     assert (luck["true"], luck["false"], luck["winners"]) == (0, 0, 0)
-    assert luck["chains"] < 20
+    assert luck["chains"] < 60  # of 180 tries

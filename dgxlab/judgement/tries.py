@@ -135,6 +135,8 @@ def standing(store: Store, try_id: str, promoted: Sequence[bool]) -> Standing:
         verdicts = judged[stage] = recorded(store, done[stage].job_id)
         if ended:
             return Standing(ended=ended, why=again, **test)
+        if stage == SCREEN and _wandered(store, done[stage]):
+            continue  # a screen drops and never keeps: without a verdict it drops nothing
         if again := again or _unusable(verdicts):
             return Standing(stage, why=again, **test)
         if stage == SCREEN:
@@ -238,6 +240,16 @@ def _fault(store: Store, job: Job, stage: str) -> tuple[Ended | None, str]:
         crashed = {row["role"] for row in runs if row["status"] == "failed"}  # perhaps in some cycles alone
         guilty = (Ended.SCREEN if stage == SCREEN else Ended.CHAIN) if crashed == {CANDIDATE} else None
     return guilty, why
+
+
+def _wandered(store: Store, job: Job) -> bool:
+    """Return whether a screen has no verdict because of its values alone: its two baselines are too far apart."""
+    disturbed = store.rows(
+        """SELECT 1 FROM chain_runs JOIN runs USING (run_id) LEFT JOIN flags USING (run_id)
+           WHERE job_id = ? AND role <> 'burn-in' AND (status <> 'valid' OR hard) LIMIT 1""",
+        (job.job_id,),
+    )
+    return job.exit_code == ConditionsError.exit_code and not disturbed
 
 
 def _unusable(verdicts: Sequence[Judged]) -> str:

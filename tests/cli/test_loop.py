@@ -140,6 +140,15 @@ def test_a_crash_and_gates_that_are_not_in_order_promote_nothing(loop: Loop, tmp
     assert loop.project.run("db", "check").out == "ok\n"
 
 
+def test_a_screen_whose_baselines_are_apart_drops_nothing(loop: Loop) -> None:
+    loop.project.spec("stock", SPEC.replace("cycles: 8", "cycles: 8, drift_limit: 0.00001"))
+    loop.edit(BENCH, TIME, "20000000")
+    rc, slower = loop.ended()
+    assert (rc, slower["ended"], slower["regressed"], len(slower["sessions"])) == (11, "chain", ["pp16"], 2)
+    assert slower["p"] > 0.99
+    assert loop.project.run("db", "check").out == "ok\n"
+
+
 def test_a_try_whose_session_was_rejected_is_measured_again(loop: Loop) -> None:
     loop.edit(BENCH, TIME, "20000000")
     first = loop.ended()[1]
