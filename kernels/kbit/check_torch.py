@@ -23,8 +23,9 @@ def weights_of(packed: Any, absmax: Any, book: Any, k: int, rows: int) -> Any:
     """Return the weights in float64, from planes and bytes by the format's definition."""
     bits = packed.long().unsqueeze(-1) >> torch.arange(32, device=packed.device) & 1
     codes = (bits << torch.arange(k, device=packed.device).view(1, k, 1)).sum(1)
-    e, m = (absmax.long() >> 4).double(), (absmax.long() & 15).double()
-    scale = torch.where(e == 0, m / 16 * 2.0**-10, (1 + m / 16) * 2.0 ** (e - 11))
+    # by a table: pow on a GPU may be off by a bit, and products halfway between two floats then go the other way
+    values = [(m / 16 if e == 0 else 1 + m / 16) * 2.0 ** (max(e, 1) - 11) for e in range(16) for m in range(16)]
+    scale = torch.tensor(values, dtype=torch.float64, device=packed.device)[absmax.long()]
     return (book.double()[codes] * scale.unsqueeze(1)).view(rows, -1)
 
 

@@ -453,8 +453,8 @@ static inline int64_t kbit_tiles_n(const int64_t n, const int mt) { return (kbit
 static inline int64_t kbit_slices(const int64_t m) { return (m + KBIT_MOST_TOKENS - 1) / KBIT_MOST_TOKENS; }
 
 // The router: up to so many tokens the product takes the weights apart itself, beyond kbit_unpack_cuda and a library multiply. Each 64
-// tokens take them apart anew.
-static inline int64_t kbit_most_fused(int /*k*/) { return 256; }
+// tokens take them apart anew: K=4, 14336 x 4096 on an H200, 74 us against 99 with 128 tokens, 145 against 111 with 256.
+static inline int64_t kbit_most_fused(int /*k*/) { return 128; }
 
 static inline int64_t kbit_workspace(const int64_t m, const int64_t n, const int chunks, const int mt = KBIT_MT) {
     const int64_t tiles    = kbit_slices(m) * kbit_tiles_n(n, mt);
