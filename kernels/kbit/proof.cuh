@@ -103,15 +103,15 @@ template <typename T, typename A> static std::string quantised_wrong(int k, cons
 }
 
 template <typename T, typename A> static std::string dequantised_wrong(int k) {
-    problem<__half> p({k, 1, 7, 416});
+    problem<__half> p({k, 1, 67, 416});  // several blocks of threads, the last of which is not full
     p.fill(k);
-    const int64_t       blocks = 7 * 13, n = blocks * 32;
+    const int64_t       blocks = 67 * 13, n = blocks * 32;
     const device_buffer absmax(blocks * sizeof(A)), out(n * sizeof(T));
     std::vector<double> scales;
     std::vector<A>      stored(blocks);
-    for (int64_t i = 0; i < blocks; ++i) {
-        kbit_store_absmax((float) reference_scale(p.absmax.template host<uint8_t>()[i]), stored[i]);
-        scales.push_back(reference_scale(p.absmax.template host<uint8_t>()[i]));
+    for (const uint8_t byte : p.absmax.template host<uint8_t>()) {
+        kbit_store_absmax((float) reference_scale(byte), stored[scales.size()]);
+        scales.push_back(reference_scale(byte));
     }
     to_device(absmax, stored);
     CUDA_CHECK(kbit_dequantise_cuda(p.planes.template as<uint32_t>(), absmax.as<A>(), p.codebook.template as<float>(), k, n, out.as<T>(),
