@@ -12,17 +12,8 @@
 // Then bf16 states: from the same state, a step must store what f32 states are when rounded. Exactly so without the
 // path; the path's kernel adds in another order, by which a rounding in a hundred may be another.
 
-#include "llama.h"
-
-// A series without the convolution's kernel has no such file: there the graphs are not looked at.
-#if __has_include("../ggml/src/ggml-cuda/conv-match.h")
 #include "../ggml/src/ggml-cuda/conv-match.h"
-static const bool HAS_KERNEL = true;
-#else
-static const bool HAS_KERNEL = false;
-struct conv_match { const ggml_tensor *states, *x, *weights, *cells, *out; };
-static bool conv_match_find(const ggml_cgraph *, int, conv_match &) { return false; }
-#endif
+#include "llama.h"
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -384,7 +375,7 @@ struct graph {
     std::vector<conv_match> matches() const {
         std::vector<conv_match> all;
         conv_match              m;
-        for (int i = 0; i < ggml_graph_n_nodes(nodes); ++i) {
+        for (int i = 0; i < nodes->n_nodes; ++i) {
             if (conv_match_find(nodes, i, m)) {
                 all.push_back(m);
             }
@@ -669,9 +660,7 @@ int main(int argc, char ** argv) {
     };
     llama_log_set(errors, nullptr);
     in_place(argv[1]);
-    if (HAS_KERNEL) {
-        fused(argv[1]);
-    }
+    fused(argv[1]);
     refused(argv[1]);
     narrow(argv[1], "0", 0);
     narrow(argv[1], "1", 100);
