@@ -14,7 +14,7 @@ from dgxlab.store.seals import seal_all
 from tests.conftest import PROJECT
 
 JOBS = ("20261120-131141", "20261121-192549", "20261122-023654", "20261122-110457")
-"""On a processor; gates on models and batched-bench; an A/B session that was never heard of again; one that failed."""
+"""On a processor; gates on models and batched-bench; an A/B session whose host was lost; one that failed."""
 
 IMPORT = "cdb2fd7a8f38c5ee"
 
