@@ -80,7 +80,8 @@ def check(root: Path, name: str, cache: PinCache, pin: str) -> list[str]:
     """Return the problems of the series patches/<name> of the project `root` on a pin, as sentences; [] for none.
 
     A series has no problem if every file is listed once and readable, every patch changes exactly the blobs that it
-    names into those that it names, and `git format-patch` would write each patch identically.
+    names into those that it names, none is what a merge left over, and `git format-patch` would write each patch
+    identically.
 
     Raises:
         SpecError: if the pin is not in the cache.
@@ -92,6 +93,8 @@ def check(root: Path, name: str, cache: PinCache, pin: str) -> list[str]:
     with Stack.on(cache, pin) as stack:
         try:
             for patch in series.patches:
+                left_over = sorted(path for path in patch.paths if path.endswith((".orig", ".rej")))
+                problems += [f"{patch.name} adds {path}, which a merge left over" for path in left_over]
                 stack.push(series, patch)
                 if patch.content != stack.format():
                     problems.append(f"{patch.name} is not as git format-patch writes it; dgxlab patch refresh mends it")

@@ -39,3 +39,9 @@ def test_written_otherwise(flags: list[str], project: Project) -> None:
     assert problem.startswith("other.patch is ")
     assert series.refresh(project.root, "other", project.cache, project.pin) == ["other.patch"]
     assert check(project, "other") == []
+
+
+def test_what_a_merge_left_over(project: Project) -> None:
+    text = project.patch({"ggml/ggml.c": twice("two"), "ggml/ggml.c.orig": "int whole_file;\n"})
+    project.series("stale", {"stale.patch": text})
+    assert check(project, "stale") == ["stale.patch adds ggml/ggml.c.orig, which a merge left over"]
