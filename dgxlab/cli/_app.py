@@ -121,7 +121,6 @@ class App(typer.Typer):
         parameters = [first, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in shown)]
         command.__doc__ = function.__doc__
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        command.__annotations__ = {}  # the signature has them; typer would evaluate these, several times a command
         self.command(function.__name__.rstrip("_").replace("_", "-"))(command)
         return function
 
