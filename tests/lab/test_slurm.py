@@ -168,11 +168,14 @@ def test_a_job_that_slurm_ends_says_why_and_the_next_does_what_is_missing(go: Go
         assert "TIMEOUT" in ended(lab, job_id)
     elif how == "down":
         cluster.kill("node1")
-        lab.kill(job_id)
-        cluster.tell("scontrol", "update", "nodename=node1", "state=down", "reason=test")
-        assert "NODE_FAIL" in ended(lab, job_id)
-        cluster.start("node1")
-        cluster.wait_up()
+        try:
+            # in this order: a job that ends before its node is down has FAILED
+            cluster.tell("scontrol", "update", "nodename=node1", "state=down", "reason=test")
+            lab.kill(job_id)
+            assert "NODE_FAIL" in ended(lab, job_id)
+        finally:
+            cluster.start("node1")
+            cluster.wait_up()
     else:
         with pytest.raises(subprocess.CalledProcessError):
             cluster.tell("scontrol", "requeue", number)
