@@ -159,8 +159,7 @@ def _form(opened: Store, form: str, named: Sequence[str], given: Mapping[str, st
     def figures() -> Iterator[tuple[str, Any]]:
         from dgxlab.plots import history, serving, tries
 
-        drawn = {Form.serving: serving.figure, Form.history: history.figure, Form.tries: tries.figure}
-        if draw := drawn.get(Form(form)):
+        if draw := {"serving": serving.figure, "history": history.figure, "tries": tries.figure}.get(form):
             yield "-".join([*named, form]), draw(page.tables)
 
     return _Shown(page, lambda: reports.render_page(page, wide=wide), figures)
