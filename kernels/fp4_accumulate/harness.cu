@@ -4,6 +4,7 @@
 // ./harness one TILES   one launch of 4096 x 128 TILES x 14336, for a profiler
 
 #include "../common/bench.cuh"
+#include "../common/verbs.cuh"
 #include "proof.cuh"
 
 template <fp4_type type> static bool layers() {
@@ -61,19 +62,10 @@ static int one(int tiles) {
 }
 
 int main(int argc, char ** argv) {
-    const std::string verb = argc > 1 ? argv[1] : "";
-    if (verb == "test" && argc == 2) {
-        return concluded(everything());
-    }
-    if (verb == "edges" && argc == 2) {
-        return concluded(all_edges());
-    }
-    if (verb == "bench" && argc == 2) {
-        return bench_all();
-    }
-    if (verb == "one" && argc == 3 && atoi(argv[2]) > 0) {
-        return one(atoi(argv[2]));
-    }
-    fprintf(stderr, "usage: %s test | edges | bench | one TILES\n", argv[0]);
-    return 2;
+    return run_verb(argc, argv, {
+        {"test", [](char **) { return concluded(everything()); }},
+        {"edges", [](char **) { return concluded(all_edges()); }},
+        {"bench", [](char **) { return bench_all(); }},
+        {"one TILES", [](char ** is) { return atoi(is[0]) > 0 ? one(atoi(is[0])) : 2; }},
+    });
 }

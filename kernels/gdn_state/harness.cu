@@ -6,6 +6,7 @@
 
 #include "../common/copy.cuh"
 #include "../common/graph.cuh"
+#include "../common/verbs.cuh"
 #include "proof.cuh"
 
 // -- bench --
@@ -121,22 +122,11 @@ static int one(int64_t seqs, int64_t heads) {
 }
 
 int main(int argc, char ** argv) {
-    const std::string verb = argc > 1 ? argv[1] : "";
-    if (verb == "test" && argc == 2) {
-        return concluded(everything());
-    }
-    if (verb == "edges" && argc == 2) {
-        return concluded(edges(EDGES));
-    }
-    if (verb == "bench" && argc == 2) {
-        return bench_all();
-    }
-    if (verb == "tune" && argc == 2) {
-        return tune_all();
-    }
-    if (verb == "one" && argc == 4) {
-        return one(atoll(argv[2]), atoll(argv[3]));
-    }
-    fprintf(stderr, "usage: %s test | edges | bench | tune | one SEQS HEADS\n", argv[0]);
-    return 2;
+    return run_verb(argc, argv, {
+        {"test", [](char **) { return concluded(everything()); }},
+        {"edges", [](char **) { return concluded(edges(EDGES)); }},
+        {"bench", [](char **) { return bench_all(); }},
+        {"tune", [](char **) { return tune_all(); }},
+        {"one SEQS HEADS", [](char ** is) { return one(atoll(is[0]), atoll(is[1])); }},
+    });
 }

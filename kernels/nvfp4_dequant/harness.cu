@@ -8,6 +8,7 @@
 #include "../common/check_selftest.cuh"
 #include "../common/fill.cuh"
 #include "../common/shapes.cuh"
+#include "../common/verbs.cuh"
 #include "baseline.cuh"
 #include "nvfp4_dequant.cuh"
 #include "reference.cuh"
@@ -266,16 +267,9 @@ static int one(int64_t rows, int64_t cols) {
 }
 
 int main(int argc, char ** argv) {
-    const std::string verb = argc > 1 ? argv[1] : "";
-    if (verb == "test" && argc == 2) {
-        return test();
-    }
-    if (verb == "bench" && argc <= 3) {
-        return bench_all(argc == 3 ? argv[2] : nullptr);
-    }
-    if (verb == "one" && argc == 4) {
-        return one(atoll(argv[2]), atoll(argv[3]));
-    }
-    fprintf(stderr, "usage: %s test | bench [LIBRARY] | one ROWS COLS\n", argv[0]);
-    return 2;
+    return run_verb(argc, argv, {
+        {"test", [](char **) { return test(); }},
+        {"bench [LIBRARY]", [](char ** is) { return bench_all(is[0]); }},
+        {"one ROWS COLS", [](char ** is) { return one(atoll(is[0]), atoll(is[1])); }},
+    });
 }

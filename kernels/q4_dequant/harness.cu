@@ -6,6 +6,7 @@
 // ./harness one TYPE ROWS COLS one launch, for a profiler
 
 #include "../common/copy.cuh"
+#include "../common/verbs.cuh"
 #include "proof.cuh"
 #include "rival.cuh"
 
@@ -180,22 +181,11 @@ static int one(const std::string & type, int64_t rows, int64_t cols) {
 }
 
 int main(int argc, char ** argv) {
-    const std::string verb = argc > 1 ? argv[1] : "";
-    if (verb == "test" && argc == 2) {
-        return concluded(everything());
-    }
-    if (verb == "edges" && argc == 2) {
-        return concluded(edges());
-    }
-    if (verb == "bench" && argc <= 3) {
-        return bench_all(argc == 3 ? argv[2] : nullptr);
-    }
-    if (verb == "rival" && argc == 3) {
-        return rival_alone(argv[2]);
-    }
-    if (verb == "one" && argc == 5) {
-        return one(argv[2], atoll(argv[3]), atoll(argv[4]));
-    }
-    fprintf(stderr, "usage: %s test | edges | bench [LIBRARY] | rival LIBRARY | one TYPE ROWS COLS\n", argv[0]);
-    return 2;
+    return run_verb(argc, argv, {
+        {"test", [](char **) { return concluded(everything()); }},
+        {"edges", [](char **) { return concluded(edges()); }},
+        {"bench [LIBRARY]", [](char ** is) { return bench_all(is[0]); }},
+        {"rival LIBRARY", [](char ** is) { return rival_alone(is[0]); }},
+        {"one TYPE ROWS COLS", [](char ** is) { return one(is[0], atoll(is[1]), atoll(is[2])); }},
+    });
 }
