@@ -176,7 +176,8 @@ def decoder(kind: Any) -> Read:
         return functools.partial(_ruled, decoder(args[0]), args[1:])
     if origin is typing.Literal:
         wanted = f"one of {', '.join(map(str, args))}"
-        return lambda value: value if type(value) is str and value in args else _wrong(value, wanted)
+        known = {(type(arg), arg) for arg in args}  # True is no 1
+        return _scalar(lambda value: type(value) in (str, int) and (type(value), value) in known, wanted)
     if origin is Union or origin is types.UnionType:
         records = [option for option in args if dataclasses.is_dataclass(option)]
         others = [decoder(option) for option in args if option not in records and option is not types.NoneType]

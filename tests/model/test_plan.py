@@ -5,7 +5,9 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from dgxlab.model import ARM, WAIT_S, CheckCommand, GateStep, ParityGate, Plan, from_json, to_json
+import pytest
+
+from dgxlab.model import ARM, WAIT_S, CheckCommand, GateStep, ParityGate, Plan, SyntheticModel, from_json, to_json
 from dgxlab.store import Store
 from dgxlab.tools import GreedyGate
 from tests.conftest import PROJECT
@@ -38,3 +40,11 @@ def test_waiting_is_no_part_of_the_work() -> None:
     plan = Plan("J", "n", "e", (), (), wait_s=0)
     assert plan.digest == replace(plan, wait_s=60, job_id="K").digest != replace(plan, name="m").digest
     assert from_json(Plan, to_json(plan)) == plan
+
+
+def test_a_number_of_a_few_is_read_again_and_no_other() -> None:
+    recipe = SyntheticModel(arch="qwen35", ssm_state=32)
+    assert from_json(SyntheticModel, to_json(recipe)) == recipe
+    for wrong in (33, True, "32", [32]):
+        with pytest.raises(ValueError, match="is not one of 16, 32, 64, 128"):
+            from_json(SyntheticModel, {**to_json(recipe), "ssm_state": wrong})
