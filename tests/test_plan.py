@@ -151,6 +151,10 @@ def test_a_candidates_gate_is_held_against_the_one_in_its_environment(baseline: 
 PAIRS = [
     ("spark-w4a16", "spark-w4a16-on"),
     ("spark-w4a16", "spark-w4a16-packed"),
+    ("h200-w4a16-decode-q4_0", "h200-w4a16-decode-q4_0-on"),
+    ("h200-w4a16-draft", "h200-w4a16-draft-on"),
+    ("h200-w4a16-products", "h200-w4a16-products-on"),
+    ("h200-fa-w4a16-streams", "h200-fa-w4a16-streams-default"),
     ("spark-nvfp4", "spark-nvfp4-routed"),
     ("spark-fp4", "spark-fp4-accumulate"),
     ("spark-gdn", "spark-gdn-on"),
