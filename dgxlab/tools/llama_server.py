@@ -35,8 +35,8 @@ TOGETHER = 0.05
 
 METRICS = ("speed_pp", "speed_tg", "speed_out", "ttft_p50_ms", "ttft_p95_ms", "itl_p50_ms", "itl_p99_ms")
 """A sample of each is of one wave."""
-CLIENT = ("cpu", "late_us")
-"""Of a wave, the client's share of a processor, and by how much a time can be late."""
+CLIENT = ("cpu", "late_us", "off")
+"""Of a wave, the client's share of a processor, by how much a time can be late, and what `off` returns."""
 
 # -- from times to metrics --------------------------------------------------------------------------------------------
 
@@ -117,10 +117,15 @@ def unfair(streams: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if min(speeds) < (1 - UNEQUAL) * median(speeds):
         slow = f"stream {speeds.index(min(speeds))} got {min(speeds):.4g} t/s"
         yield f"{slow}, the median stream {median(speeds):.4g}: they did not share the steps"
-    pairs = [(sum(each["tokens"][1:]), sum(each["at_us"][1:]) / 1e3, each["end"]["ms"]) for each in streams]
-    timed = [(count / client, count / own) for count, client, own in pairs if own]
-    if timed and abs(off := sum(each[0] for each in timed) / sum(each[1] for each in timed) - 1) > AGREES:
-        yield f"the client saw {100 * off:+.1f} % of the speed that the server measured itself"
+    if abs(share := off(streams) or 0.0) > AGREES:
+        yield f"the client saw {100 * share:+.1f} % of the speed that the server measured itself"
+
+
+def off(streams: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return how far the sum of the streams' speeds is from that by the server's own times; None if it tells none."""
+    timed = [(sum(each["tokens"][1:]), sum(each["at_us"][1:]) / 1e3, each["end"]["ms"]) for each in streams]
+    own = sum(count / ms for count, _, ms in timed if ms)
+    return sum(count / client for count, client, ms in timed if ms) / own - 1 if own else None
 
 
 # -- the output of a launch -------------------------------------------------------------------------------------------
@@ -158,7 +163,7 @@ def _row(line: Columns, about: Columns) -> dict[str, Any]:
             raise Refused(f"the client used {wave['cpu']:.2f} of a processor: above {BUSY} it may be late")
         if wrong := list(unfair(wave["streams"])):
             raise Refused("; ".join(wrong))
-    waves = [{**wave, **metrics(wave["streams"], pp, tg)} for wave in line["waves"]]
+    waves = [{**wave, **metrics(wave["streams"], pp, tg), "off": off(wave["streams"])} for wave in line["waves"]]
     return {
         "pp": pp,
         "tg": tg,

@@ -52,6 +52,8 @@ def test_the_capture_of_a_real_server() -> None:
     assert values["speed_tg"] == pytest.approx((133.87, 128.47), rel=1e-4)
     assert values["ttft_p50_ms"] == pytest.approx((37.094, 14.8505))
     assert parsed.results[0].raw["cpu"] == [0.0188, 0.006, 0.0048]
+    assert parsed.results[0].raw["off"] == pytest.approx([0, 0, 0], abs=0.01)
+    assert any(parsed.results[0].raw["off"])
 
 
 def test_the_steady_window_leaves_out_what_one_stream_does_alone() -> None:
@@ -210,6 +212,7 @@ def test_a_server_that_does_not_tell_its_own_time_is_believed() -> None:
     parsed = parse(text, cells())
     assert parsed.problems == ()
     assert parsed.results[0].raw["server"] == about
+    assert parsed.results[0].raw["off"] == [None] * 3
 
 
 def test_each_setting_is_a_launch() -> None:
