@@ -34,7 +34,7 @@ $(error PROFILE is not set: the Makefile that includes common.mk names its kerne
 endif
 
 COMMON  := $(dir $(lastword $(MAKEFILE_LIST)))
-SOURCES := $(SRC) $(wildcard *.cuh ladder/*.cu) $(wildcard $(COMMON)common/*.cuh)
+SOURCES := $(SRC) $(wildcard *.cuh) $(wildcard $(COMMON)common/*.cuh)
 HARNESS := $(OUT)/harness-$(ARCH)
 
 .PHONY: test bench ncu sanitize ptx sass spills clean

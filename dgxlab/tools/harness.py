@@ -39,7 +39,7 @@ def kernel_files(root: str, kernel: str) -> dict[str, str]:
     home = Path(root) / "kernels"
     if not (home / kernel / "Makefile").is_file():
         raise SpecError(f"there is no kernel {kernel}: {home / kernel} has no Makefile", next=command("ls", home))
-    own = _texts(home, "", kernel, f"{kernel}/ladder")
+    own = _texts(home, "", kernel)
     others = {other for text in own.values() for other in re.findall(r'(?:#include "|-I)\.\./(\w+)', text)}
     return own | _texts(home, "common", *sorted(others - {"common", kernel}))
 

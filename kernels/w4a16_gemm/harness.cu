@@ -1,9 +1,8 @@
 // ./harness test            exit status 0 if everything is right
 // ./harness edges           the part of `test` that a sanitizer can run
-// ./harness ladder          the same for the first three rungs, which are history: `test` only compiles them
 // ./harness bench           JSON lines on stdout, a table on stderr; a wrong output is not timed
 // ./harness tune            every rung at every size: right or not, and how long
-// ./harness one TYPE M N K  one launch of each rung and table, for a profiler or a sanitizer
+// ./harness one TYPE M N K  one launch of each table, for a profiler or a sanitizer
 
 #include "../common/bench.cuh"
 #include "proof.cuh"
@@ -38,17 +37,6 @@ static bool edges() {
     }
     passed = columns_are_right() && passed;
     return undoing_is_right() && passed;
-}
-
-static bool ladder() {
-    bool passed = said(checker_is_sound(), "the checker fails what is wrong");
-    for (const weight_type type : TYPES) {
-        for (const rung & r : {NAIVE, TILED, LDMATRIX}) {
-            passed = (r.name == NAIVE.name || wrong_arguments_are_refused(r, type)) && passed;
-            passed = edges_are_right(r, type) && passed;
-        }
-    }
-    return offsets_are_right() && passed;
 }
 
 static bool accuracy() {
@@ -108,10 +96,10 @@ static void print_row(
 }
 
 // Returns false, without timing, if the output is wrong.
-static bool bench_shape(bench & b, const std::string & name, const gemm_shape & s, const rung & r, bool cold) {
+static bool bench_shape(bench & b, const std::string & name, const gemm_shape & s, const rung & r) {
     std::vector<problem> sets;
     std::vector<operand> weights;
-    for (int i = 0; i == 0 || (cold && i < cold_sets(sets[0].bytes())); ++i) {
+    for (int i = 0; i == 0 || i < cold_sets(sets[0].bytes()); ++i) {
         sets.emplace_back(s);
         sets[i].fill(i);
         weights.push_back(sets[i].weights_of(r));
@@ -123,10 +111,8 @@ static bool bench_shape(bench & b, const std::string & name, const gemm_shape & 
     const contender     c = {r.name, sets[0].bytes(), [&](int set, cudaStream_t stream) {
                                  CUDA_CHECK(sets[set].launch(r, weights[set], scratch, stream));
                              }};
-    if (cold) {
-        print_row(name, s, "cold", c, b.measure({c}, (int) sets.size(), std::max(12, 2 * (int) sets.size()))[0]);
-    }
-    print_row(name, s, "warm", c, b.measure({c}, 1, cold ? 12 : 1)[0]);
+    print_row(name, s, "cold", c, b.measure({c}, (int) sets.size(), std::max(12, 2 * (int) sets.size()))[0]);
+    print_row(name, s, "warm", c, b.measure({c}, 1, 12)[0]);
     return true;
 }
 
@@ -139,19 +125,16 @@ static int bench_all() {
     for (const weight_type type : TYPES) {
         for (const int64_t n : {16, 32, 64, 128, 256, 512, 1024, 2048}) {
             for (const rung & r : planned_rungs()) {
-                all = bench_shape(b, "ffn_down", {type, 4096, n, 14336}, r, true) && all;
+                all = bench_shape(b, "ffn_down", {type, 4096, n, 14336}, r) && all;
             }
-            all = bench_shape(b, "ffn_down", {type, 4096, n, 14336}, TILED, true) && all;
         }
         for (size_t i = 1; i < LAYERS.size(); ++i) {
             for (const int64_t n : {16, 128, 512}) {
                 for (const rung & r : rungs_here()) {
-                    all = bench_shape(b, LAYERS[i].name, {type, LAYERS[i].rows, n, LAYERS[i].cols}, r, true) && all;
+                    all = bench_shape(b, LAYERS[i].name, {type, LAYERS[i].rows, n, LAYERS[i].cols}, r) && all;
                 }
             }
         }
-        all = bench_shape(b, "ffn_down", {type, 4096, 512, 14336}, NAIVE, false) && all;
-        all = bench_shape(b, "ffn_down", {type, 4096, 512, 14336}, LDMATRIX, true) && all;
     }
     return all ? 0 : 1;
 }
@@ -160,7 +143,7 @@ static int one(const std::string & type, int64_t m, int64_t n, int64_t k) {
     for (const weight_type each : TYPES) {
         if (type == name_of(each)) {
             bool all = true;
-            for (const rung & r : kept_rungs()) {
+            for (const rung & r : planned_rungs()) {
                 all = right({each, m, n, k}, r, 1) && all;
             }
             return all ? 0 : 1;
@@ -178,9 +161,6 @@ int main(int argc, char ** argv) {
     if (verb == "edges" && argc == 2) {
         return concluded(edges());
     }
-    if (verb == "ladder" && argc == 2) {
-        return concluded(ladder());
-    }
     if (verb == "bench" && argc == 2) {
         return bench_all();
     }
@@ -190,6 +170,6 @@ int main(int argc, char ** argv) {
     if (verb == "one" && argc == 6) {
         return one(argv[2], atoll(argv[3]), atoll(argv[4]), atoll(argv[5]));
     }
-    fprintf(stderr, "usage: %s test | edges | ladder | bench | tune | one TYPE M N K\n", argv[0]);
+    fprintf(stderr, "usage: %s test | edges | bench | tune | one TYPE M N K\n", argv[0]);
     return 2;
 }

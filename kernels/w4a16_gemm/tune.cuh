@@ -318,7 +318,6 @@ static bool tune() {
     for (const rung & r : planned_rungs()) {
         rungs.push_back(r);
     }
-    rungs.insert(rungs.end(), {TILED, LDMATRIX});
     bool all = true;
     for (const weight_type type : TYPES) {
         for (const int64_t n : {16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048}) {

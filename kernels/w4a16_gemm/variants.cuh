@@ -1,12 +1,9 @@
-// The rungs that are tested and timed, with the tiles and divisions of the latest ones.
+// The configurations that are tested and timed, with both divisions of the work, and what the tables plan.
 
 #pragma once
 
 #include "../common/buffer.cuh"
 #include "../common/reference.cuh"
-#include "ladder/01_naive.cu"
-#include "ladder/02_tiled.cu"
-#include "ladder/03_ldmatrix.cu"
 #include "w4a16_plan.cuh"
 
 #include <functional>
@@ -47,13 +44,10 @@ struct variant {
 
 struct rung {
     std::string name;
-    bool        f16;       // operands; otherwise bf16
     variant     by_type[2];
     division    divided;
 
     const variant & of(weight_type type) const { return by_type[(int) type]; }
-
-    int64_t k_unit(weight_type type) const { return f16 ? W4A16_UNIT : block_size(type); }
 };
 
 static inline w4a16_device device_here() {
@@ -75,45 +69,7 @@ static inline int64_t blocks_of(const rung & r, const gemm_shape & s) {
     return r.divided == division::TILES ? tiles : std::min(work, device_here().multiprocessors * v.blocks);
 }
 
-// -- the rungs before --
-
-template <w4a16_type type>
-static cudaError_t launch_naive(const void * w, const float * x, float * y, void * scratch, int64_t m, int64_t n,
-                                int64_t k, int64_t /*blocks*/, cudaStream_t stream) {
-    return naive_gemm_cuda<type>(w, x, y, scratch, m, n, k, stream);
-}
-
-template <w4a16_type type>
-static cudaError_t launch_tiled(const void * w, const float * x, float * y, void * scratch, int64_t m, int64_t n,
-                                int64_t k, int64_t /*blocks*/, cudaStream_t stream) {
-    return tiled_gemm_cuda<type>(w, x, y, scratch, m, n, k, stream);
-}
-
-template <w4a16_type type>
-static cudaError_t launch_ldmatrix(const void * w, const float * x, float * y, void * scratch, int64_t m, int64_t n,
-                                   int64_t k, int64_t /*blocks*/, cudaStream_t stream) {
-    return ldmatrix_gemm_cuda<type>(w, x, y, scratch, m, n, k, stream);
-}
-
-static inline size_t bf16_bytes(int64_t /*m*/, int64_t n, int64_t k, int64_t /*blocks*/) {
-    return tiled_gemm_scratch_bytes(n, k);
-}
-
-static inline size_t ldmatrix_bytes(int64_t /*m*/, int64_t n, int64_t k, int64_t /*blocks*/) {
-    return ldmatrix_gemm_scratch_bytes(n, k);
-}
-
-static const rung NAIVE = {"naive", false,
-    {{launch_naive<w4a16_type::Q4_0>, 16, 8, 1, bf16_bytes, nullptr, 32, 0, nullptr},
-     {launch_naive<w4a16_type::Q4_K>, 16, 8, 1, bf16_bytes, nullptr, 32, 0, nullptr}}, division::TILES};
-static const rung TILED = {"tiled", false,
-    {{launch_tiled<w4a16_type::Q4_0>, 128, 128, 1, bf16_bytes, nullptr, 256, 0, nullptr},
-     {launch_tiled<w4a16_type::Q4_K>, 128, 128, 1, bf16_bytes, nullptr, 256, 0, nullptr}}, division::TILES};
-static const rung LDMATRIX = {"ldmatrix", true,
-    {{launch_ldmatrix<w4a16_type::Q4_0>, 128, 128, 2, ldmatrix_bytes, nullptr, 256, 0, nullptr},
-     {launch_ldmatrix<w4a16_type::Q4_K>, 128, 128, 2, ldmatrix_bytes, nullptr, 256, 0, nullptr}}, division::TILES};
-
-// -- this one --
+// -- configurations --
 
 template <typename C>
 static variant variant_of(gemm_t launch, void (*kernel)(w4a16_problem), int threads, bool packed = false) {
@@ -123,8 +79,8 @@ static variant variant_of(gemm_t launch, void (*kernel)(w4a16_problem), int thre
 
 // Adds a configuration with both divisions.
 static inline void add_both(std::vector<rung> & rungs, const std::string & name, const variant & q4_0, const variant & q4_K) {
-    rungs.push_back({name + ":tiles", true, {q4_0, q4_K}, division::TILES});
-    rungs.push_back({name + ":shares", true, {q4_0, q4_K}, division::SHARES});
+    rungs.push_back({name + ":tiles", {q4_0, q4_K}, division::TILES});
+    rungs.push_back({name + ":shares", {q4_0, q4_K}, division::SHARES});
 }
 
 template <typename C> static variant gemm_variant_of() {
@@ -281,7 +237,7 @@ template <w4a16_type type, table_of of> static variant planned_variant() {
 }
 
 template <table_of of> static rung planned_rung(const char * name) {
-    return {name, true, {planned_variant<w4a16_type::Q4_0, of>(), planned_variant<w4a16_type::Q4_K, of>()}, division::SHARES};
+    return {name, {planned_variant<w4a16_type::Q4_0, of>(), planned_variant<w4a16_type::Q4_K, of>()}, division::SHARES};
 }
 
 static const rung PLANNED              = planned_rung<table_of::HERE>("planned");
@@ -311,15 +267,6 @@ static inline std::vector<rung> planned_rungs() {
     rungs.push_back(PLANNED_121);
     if (device_here().cc >= 900) {
         rungs.push_back(PLANNED_121_PACKED);
-    }
-    return rungs;
-}
-
-// One of each rung that is kept; the last rung once for every table.
-static inline std::vector<rung> kept_rungs() {
-    std::vector<rung> rungs = {NAIVE, TILED, LDMATRIX};
-    for (const rung & r : planned_rungs()) {
-        rungs.push_back(r);
     }
     return rungs;
 }

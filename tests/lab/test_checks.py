@@ -148,7 +148,7 @@ HARNESS = """
 #include <stdio.h>
 #include <string.h>
 #include "common/check.cuh"
-#include "ladder/first.h"
+#include "first.h"
 int main(void) {
     const char * how = getenv("TOY") ? getenv("TOY") : "";
     if (!strcmp(how, "nothing")) { return 0; }
@@ -171,7 +171,7 @@ static int said(int right, const char * what) {
 def kernel_lab(toy_lab: ToyLab) -> ToyLab:
     """A lab whose project has a kernel that compiles with the C compiler, and leftovers beside it."""
     files = {"toy/Makefile": MAKEFILE, "toy/harness.c": HARNESS, "common/check.cuh": CHECK_CUH}
-    files |= {"toy/README.md": "# toy", "toy/ladder/first.h": "#define FIRST_RUNG 1\n"}
+    files |= {"toy/README.md": "# toy", "toy/first.h": "#define FIRST_RUNG 1\n"}
     for name, text in files.items():
         path = toy_lab.folder / "kernels" / name
         path.parent.mkdir(parents=True, exist_ok=True)

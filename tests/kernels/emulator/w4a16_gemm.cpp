@@ -26,13 +26,13 @@ static bool edges() {
     bool                    passed = references_agree();
     for (const weight_type type : TYPES) {
         for (const rung & r : all) {
-            const int64_t unit = r.k_unit(type);
+            const int64_t unit = W4A16_UNIT;
             passed = wrong_arguments_are_refused(r, type) && passed;
             passed = right({type, 1, 1, unit}, r, 1) && passed;
             passed = right({type, 129, 17, 2 * unit}, r, 2) && passed;
             passed = right({type, 65, 130, 3 * unit}, r, 3) && passed;
             passed = right({type, 16, 9, 5 * unit}, r, 4) && passed;
-            passed = right({type, 40, 130, 4 * unit}, r, 5, r.f16 ? q4_fill::WILD_F16 : q4_fill::WILD) && passed;
+            passed = right({type, 40, 130, 4 * unit}, r, 5, q4_fill::WILD_F16) && passed;
             passed = repeats_agree(r, {type, 129, 3, 512}, 2) && passed;
         }
         // columns that a block converts in more than one go, one of them or two
@@ -103,8 +103,7 @@ int main(int argc, char ** argv) {
             all_rungs.push_back(r);
         }
         for (const rung & r : all_rungs) {
-            const q4_fill wild = r.f16 ? q4_fill::WILD_F16 : q4_fill::WILD;
-            const q4_fill fill = argc > 7 ? wild : q4_fill::ORDINARY;
+            const q4_fill fill = argc > 7 ? q4_fill::WILD_F16 : q4_fill::ORDINARY;
             if (r.name == argv[6]) {
                 all = right({type, atoll(argv[3]), atoll(argv[4]), atoll(argv[5])}, r, 1, fill) && all;
             }
