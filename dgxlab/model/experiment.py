@@ -169,6 +169,14 @@ class ParityGate:
     """Text that the path under test prints, required on stderr."""
     overridden: bool = field(default=False, metadata=LATER)
     """The command line changed its limits."""
+    where: Mapping[str, tuple[Param, ...]] = field(default_factory=dict, metadata=LATER)
+    """Parameters of the cases to run, as in a bench entry; none for all cases."""
+
+    @property
+    def what(self) -> str:
+        """The operation, and which of its cases: `MUL_MAT where n=1,2`."""
+        parts = (f"{name}={','.join(map(str, values))}" for name, values in self.where.items())
+        return " where ".join(filter(None, (self.op, " ".join(parts))))
 
 
 CHANGED = " (changed by --set)"  # follows the status of a gate that is `overridden`

@@ -175,7 +175,7 @@ class GateStep(JsonHooks):
 
 def about(gate: LaunchedGate) -> str:
     """Return a gate's name for reports: `MUL_MAT on CUDA0`, `greedy of tiny`."""
-    return f"{gate.op} on {gate.backend}" if isinstance(gate, ParityGate) else f"{gate.name} of {gate.subject()}"
+    return f"{gate.what} on {gate.backend}" if isinstance(gate, ParityGate) else f"{gate.name} of {gate.subject()}"
 
 
 FILES = "files"

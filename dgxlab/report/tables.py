@@ -247,7 +247,7 @@ def status_of(gate: Mapping[str, Any]) -> str:
 
 
 def _parity_row(asked: ParityGate, gate: Mapping[str, Any] | None) -> Row:
-    row: dict[str, Value] = {"op": asked.op, "backend": asked.backend, "status": "not run"}
+    row: dict[str, Value] = {"op": asked.what, "backend": asked.backend, "status": "not run"}
     if gate is None:
         return row
     counts = [units.MISSING if gate[key] is None else str(gate[key]) for key in ("passed", "total")]

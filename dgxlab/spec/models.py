@@ -106,6 +106,7 @@ _ParityGateSpec = Annotated[
         limit_s=fields.Seconds,
         cases=Annotated[fields.Cases | None, AfterValidator(lambda cases: cases or "")],
         engaged=fields.Line,
+        where=Annotated[dict[fields.Column, _many[fields.Param]], AfterValidator(_frozen)],
     ),
 ]
 _EngagedGateSpec = Annotated[

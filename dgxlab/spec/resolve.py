@@ -5,8 +5,9 @@ models.NAME      merges with a model of its own kind; of another kind (path, syn
 session          merges, but effect and cycles replace one another
 gates            append, and no child can remove one. A gate with the identity of an inherited one refines it in its
                  place: what the child writes counts (`expect: null` too), the rest is inherited, except `cases`
-                 where the child has another `expect`. The identity of a parity gate is op, backend and env, of an
-                 engaged gate its marker and tools, of the others all but what they must reach and their time
+                 where the child has another `expect`. The identity of a parity gate is op, backend, env and
+                 where, of an engaged gate its marker and tools, of the others all but what they must reach and their
+                 time
 other lists      replace
 name, hypothesis are never inherited; a spec without a name has that of its file
 """
@@ -180,7 +181,8 @@ def _gate_identity(gate: Node) -> str:
     if kind in CHECKS:
         return json.dumps([kind, {k: v for k, v in body.items() if k not in _LIMITS}], sort_keys=True)
     if kind == "backend-ops":
-        return json.dumps([kind, body.get("op"), body.get("backend"), body.get("env") or {}], sort_keys=True)
+        of = (body.get(key) for key in ("op", "backend"))
+        return json.dumps([kind, *of, body.get("env") or {}, body.get("where") or {}], sort_keys=True)
     tools = body.get("tools")
     return json.dumps([kind, body.get("stderr"), sorted(map(str, tools if isinstance(tools, list) else [tools]))])
 

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 from dgxlab.model import Cell, CellResult, Measurement, Param
 from dgxlab.tools import reading
 from dgxlab.tools.ops_files import OPTIONAL, console, failure, is_set, measured, rows_of_columns
-from dgxlab.tools.parity import PROGRAM
+from dgxlab.tools.parity import PROGRAM, selecting
 from dgxlab.tools.reading import Format
 from dgxlab.tools.rows import Columns, Parsed, Refused, case_params, match_rows
-from dgxlab.tools.tool import Benchmark, Keep, Launch, Samples, Tool, excluded, key, settings, text_of
+from dgxlab.tools.tool import Benchmark, Keep, Launch, Samples, Tool, excluded, key, settings
 
 _ALTERNATIVES = 200
 """Up to this many cells, a selection that is not a full product is listed; above, extra shapes run too."""
@@ -107,22 +107,13 @@ class BackendOpsBench(Benchmark):
         if not cells:
             return
         left = [(case, cell) for case, cell in cells if keep("", cell)]
-        # an ECMAScript regex; lookaheads, because the order of the parameters in the tool's text is the test case's own
         axes = {k: list(dict.fromkeys(case[k] for case, _ in left)) for k in self.where}
         if math.prod(map(len, axes.values())) == len(left) or len(left) > _ALTERNATIVES:
-            regex = "^" + "".join(_lookahead(k, values) for k, values in axes.items())
+            regex = f"^{selecting(axes)}"
         else:
-            each = ("".join(_lookahead(k, [v]) for k, v in case.items()) for case, _ in left)
-            regex = f"^({'|'.join(each)})"
+            regex = f"^({'|'.join(selecting({k: [v] for k, v in case.items()}) for case, _ in left)})"
         argv = (f"{{bin}}/{PROGRAM}", "perf", "-o", self.op, "-b", self.backend, "-p", regex, "--output", "sql")
         yield Launch(self.name, tuple(cell for _, cell in left), argv, "", env, self.limit_s)
-
-
-def _lookahead(key: str, values: Sequence[Param]) -> str:
-    name, *texts = (
-        "".join(f"\\{c}" if c in r".^$|()[]{}*+?\/" else c for c in text_of(text)) for text in (key, *values)
-    )
-    return f"(?=(.*,)?{name}=({'|'.join(texts)})(,|$))"
 
 
 TOOL = Tool(

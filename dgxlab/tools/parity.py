@@ -5,12 +5,13 @@ The program prints OK and exits 0 for a missing backend, and when nothing ran: i
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dgxlab.model import ParityGate, case_digest
+from dgxlab.model import Param, ParityGate, case_digest
 from dgxlab.model.reasons import Code, Reason, reason
 from dgxlab.tools.rows import plain
+from dgxlab.tools.tool import text_of
 
 PROGRAM = "test-backend-ops"
 
@@ -28,7 +29,23 @@ _PASSED = re.compile(r"(?:\x1b\[1;32m|^|(?<=\): ))OK(?:\x1b\[0m)?$")
 
 def command(gate: ParityGate) -> tuple[str, ...]:
     """Return the argv of a gate, as plans have it."""
-    return (f"{{bin}}/{PROGRAM}", "test", "-o", gate.op, "-b", gate.backend)
+    where = ("-p", f"^{selecting(gate.where)}") if gate.where else ()
+    return (f"{{bin}}/{PROGRAM}", "test", "-o", gate.op, "-b", gate.backend, *where)
+
+
+def selecting(where: Mapping[str, Sequence[Param]]) -> str:
+    """Return what a regex (ECMAScript) for `-p` has after its ^ to match cases whose parameters have one value of each.
+
+    It is lookaheads, because the order of the parameters in the tool's text is the test case's own.
+    """
+    return "".join(_lookahead(name, values) for name, values in where.items())
+
+
+def _lookahead(key: str, values: Sequence[Param]) -> str:
+    name, *texts = (
+        "".join(f"\\{c}" if c in r".^$|()[]{}*+?\/" else c for c in text_of(text)) for text in (key, *values)
+    )
+    return f"(?=(.*,)?{name}=({'|'.join(texts)})(,|$))"
 
 
 @dataclass(frozen=True)

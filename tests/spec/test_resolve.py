@@ -63,6 +63,7 @@ SAME = "op: MUL_MAT, backend: CPU"
         ("[backend-ops: {op: ADD, backend: CPU}]", (PARITY, ParityGate("ADD", "CPU"))),
         ("[backend-ops: {op: MUL_MAT, backend: CUDA0}]", (PARITY, ParityGate("MUL_MAT", "CUDA0"))),
         (f"[backend-ops: {{{SAME}, env: {{A: '1'}}}}]", (PARITY, ParityGate("MUL_MAT", "CPU", env={"A": "1"}))),
+        (f"[backend-ops: {{{SAME}, where: {{n: 1}}}}]", (PARITY, ParityGate("MUL_MAT", "CPU", where={"n": (1,)}))),
         (f"[backend-ops: {{{SAME}, expect: 1188/1188}}]", (replace(PARITY, expect=Expectation(1188, 1188)),)),
         (f"[backend-ops: {{{SAME}, env: {{}}, limit_s: 9}}]", (replace(PARITY, limit_s=9.0),)),
         (f"[backend-ops: {{{SAME}, expect: null}}]", (replace(PARITY, expect=None),)),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dgxlab.model import Expectation, ParityGate, case_digest
-from dgxlab.tools.parity import GateReading, judge_gate, read_gate, unlike
+from dgxlab.tools.parity import GateReading, command, judge_gate, read_gate, unlike
 from tests.tools.captures import capture
 
 ALL = Expectation(1103, 1103)
@@ -211,3 +211,14 @@ def test_a_case_string_runs_just_that_case(llama_bin: Path) -> None:
         assert (reading.passed, reading.total, reading.unsupported) == (total, total, 0)
         assert reading.last_case in wanted
         assert judge_gate(reading, 0, ParityGate("MUL_MAT", "CPU")) == ()
+
+
+@pytest.mark.llama
+def test_a_gate_may_run_some_cases_of_an_operation(llama_bin: Path) -> None:
+    gate = ParityGate("MUL_MAT", "CPU", where={"type_a": ("q4_0", "q4_K"), "n": (1, 2), "k": (256,)})
+    argv = [word.replace("{bin}", str(llama_bin)) for word in command(gate)]
+    reading = read_gate(subprocess.run(argv, capture_output=True, text=True, check=False).stdout, "CPU")
+    assert judge_gate(reading, 0, gate) == ()
+    assert reading.total
+    assert all(re.search(r"type_a=q4_[0K],.*\bn=[12],k=256,", case) for case in reading.cases)
+    assert gate.what == "MUL_MAT where type_a=q4_0,q4_K n=1,2 k=256"
