@@ -6,7 +6,7 @@
 //   config   a nvfp4_grouped_config: the tiles, and whether wgmma multiplies
 //   args     pointers and sizes, as the struct below says; nothing of y, scratch and the others overlaps
 //   blocks   thread blocks that share the tiles, any number from 1 on
-//   stream   three launches, asynchronous, that allocate nothing and read ids on the device alone: they may be captured in a
+//   stream   two or three launches, asynchronous, that allocate nothing and read ids on the device alone: they may be captured in a
 //            graph, and replayed with other ids
 //   returns  cudaErrorInvalidValue for a size, cudaErrorMisalignedAddress for a pointer or stride that is not as below, else
 //            what the launches returned
@@ -22,8 +22,9 @@
 // Activations are rounded to f16, a column (token) scaled by a power of two where it must be (w4a16_gemm.cuh). Sums are f32.
 //
 // Launches. Route: a block for each expert counts all ids and lists those of its own, in their order, at columns that begin at
-// a multiple of 8; an expert's columns are cut into chunks of tile_n. Convert: a block for 8 columns writes them as f16. Then a
-// block multiplies one tile after the other, a chunk by tile_m rows of its expert, while other warps of it copy what is next.
+// a multiple of 8; an expert's columns are cut into chunks of tile_n. Convert: a block for 8 columns writes them as f16. With few
+// ids both are one launch, whose blocks each find their own columns. Then a block multiplies one tile after the other, a chunk
+// by tile_m rows of its expert, while other warps of it copy what is next.
 //
 // A row of weights by 256 of k, a unit, is 144 bytes: 4 blocks of 4 scales and 32 bytes of codes. Lane 4 g + t takes block t
 // of rows g and g + 8: its sub-block s is what the lane has of step s, 64 of k. The 8 codes of a word are the pairs of low
@@ -55,6 +56,7 @@ struct nvfp4_grouped_args {
 
 static constexpr int NVFP4_GROUPED_MAX_EXPERTS = 4096;  // whose counts are in shared memory
 static constexpr int NVFP4_GROUPED_ROUTERS     = 1024;  // threads
+static constexpr int NVFP4_GROUPED_FEW         = 1024;  // ids, up to which blocks that convert find their own columns
 static constexpr int NVFP4_GROUPED_GROUP_BYTES = 1024;  // 64 of k by 8 columns
 
 // Tiles of tile_m x tile_n by so many times four warps, side by side along m, of mma.sync or wgmma. Units of weights go through
@@ -70,7 +72,7 @@ struct nvfp4_grouped_config {
     static constexpr int  THREADS  = W4A16_WARP * WARPS;
     static constexpr int  ALL      = THREADS + 4 * W4A16_WARP;
     static constexpr int  COPIERS  = 72;  // of weights, in three warps: eight rows at once. A thread of one more copies activations
-    static constexpr int  X_WARPS  = tile_n > 64 ? 8 : 16;  // of a block that converts: more where few columns leave blocks few
+    static constexpr int  FEW      = tile_n > 64 ? 0 : NVFP4_GROUPED_FEW;  // wide tiles are for many ids
     static constexpr int  W_STAGES = w_stages;
     static constexpr int  X_STAGES = x_stages;
     static constexpr int  X_STEP   = x_step;
@@ -156,6 +158,7 @@ nvfp4_grouped_route(const nvfp4_grouped_problem p, const int32_t * __restrict__ 
         }
     };
 
+    w4a16_wait_for_the_other();
     w4a16_others_may_begin();
     for (int e = threadIdx.x; e < experts; e += NVFP4_GROUPED_ROUTERS) {
         counts[e] = 0;
@@ -218,24 +221,23 @@ nvfp4_grouped_route(const nvfp4_grouped_problem p, const int32_t * __restrict__ 
 
 // -- convert --
 
-// Blocks of 8 columns, threads (32, warps): lane 8 q + c has column c's 16 of each of 4 blocks, of which q says word and nibble.
+struct nvfp4_grouped_activations {
+    const float * x;
+    int           used, slots;
+    int64_t       token, slot;  // f32 from one to the next
+};
+
+// The 8 columns of a block of threads (32, warps): lane 8 q + c has column c's 16 of each of 4 blocks, of which q says word and
+// nibble. of: column c's.
 template <int warps>
-static __global__ void __launch_bounds__(W4A16_WARP * warps)
-nvfp4_grouped_to_f16(const nvfp4_grouped_problem p, const float * __restrict__ x, const int used, const int slots,
-                     const int64_t x_token, const int64_t x_slot) {
+static __device__ __forceinline__ void nvfp4_grouped_convert(const nvfp4_grouped_problem & p, const nvfp4_grouped_activations & a,
+                                                             const int of) {
     __shared__ float of_warps[warps][8];
 
-    // in this order: the product copies weights once it may begin, of the tiles that the route wrote
-    w4a16_wait_for_the_other();
-    w4a16_others_may_begin();
-    const int col  = threadIdx.x % 8;
-    const int word = threadIdx.x / 8 % 2;
-    const int high = threadIdx.x / 16;
-    const int of   = p.of[(int64_t) blockIdx.x * 8 + col];
-    if (__all_sync(0xFFFFFFFF, of < 0)) {
-        return;  // each warp has all columns
-    }
-    const float * from = x + of / used * x_token + of % used % slots * x_slot + 4 * word + 8 * high;
+    const int     col  = threadIdx.x % 8;
+    const int     word = threadIdx.x / 8 % 2;
+    const int     high = threadIdx.x / 16;
+    const float * from = a.x + of / a.used * a.token + of % a.used % a.slots * a.slot + 4 * word + 8 * high;
     uint8_t *     to   = p.x16 + (int64_t) blockIdx.x * NVFP4_GROUPED_GROUP_BYTES + (2 * word + high) * 256 + col * 16;
 
     const auto convert = [&](const float scale) {
@@ -274,6 +276,157 @@ nvfp4_grouped_to_f16(const nvfp4_grouped_problem p, const float * __restrict__ x
     if (w4a16_scale(taken_as) != 1.0f) {
         convert(w4a16_scale(taken_as));
     }
+}
+
+// Blocks of 8 columns, threads (32, warps).
+template <int warps>
+static __global__ void __launch_bounds__(W4A16_WARP * warps)
+nvfp4_grouped_to_f16(const nvfp4_grouped_problem p, const nvfp4_grouped_activations a) {
+    // in this order: the product copies weights once it may begin, of the tiles that the route wrote
+    w4a16_wait_for_the_other();
+    w4a16_others_may_begin();
+    const int of = p.of[(int64_t) blockIdx.x * 8 + threadIdx.x % 8];
+    if (!__all_sync(0xFFFFFFFF, of < 0)) {  // each warp has all columns
+        nvfp4_grouped_convert<warps>(p, a, of);
+    }
+}
+
+// -- both at once --
+
+// The expert that group blockIdx.x of columns belongs to, or -1 for none, and what those before it have.
+struct nvfp4_grouped_owner {
+    int expert, groups, chunks;
+};
+
+// One warp, from how many columns the experts have: a lane has experts side by side.
+template <int tile_n>
+static __device__ __forceinline__ void nvfp4_grouped_find(nvfp4_grouped_owner & owner, int32_t * all_chunks, const int * counts,
+                                                          const int experts) {
+    const int  lane  = threadIdx.x;
+    const int  each  = (experts + W4A16_WARP - 1) / W4A16_WARP;
+    const int  first = min(lane * each, experts);
+    const int  last  = min(first + each, experts);
+    int        groups = 0, chunks = 0;
+    const auto add = [&](const int e) {
+        groups += (counts[e] + 7) / 8;
+        chunks += (counts[e] + (tile_n - 1)) / tile_n;
+    };
+    for (int e = first; e < last; ++e) {
+        add(e);
+    }
+    const int own_groups = groups, own_chunks = chunks;
+#pragma unroll
+    for (int i = 1; i < W4A16_WARP; i *= 2) {
+        const int from = max(lane - i, 0);
+        const int g = __shfl_sync(0xFFFFFFFF, groups, from), c = __shfl_sync(0xFFFFFFFF, chunks, from);
+        groups += lane < i ? 0 : g;
+        chunks += lane < i ? 0 : c;
+    }
+    if (lane == W4A16_WARP - 1) {
+        *all_chunks = chunks;
+    }
+    const int until = groups, group = blockIdx.x;
+    groups -= own_groups;
+    chunks -= own_chunks;
+    if (group >= groups && group < until) {
+        int e = first;
+        for (; group >= groups + (counts[e] + 7) / 8; ++e) {
+            add(e);
+        }
+        owner = {e, groups, chunks};
+    }
+}
+
+// As the two above with at most NVFP4_GROUPED_FEW ids. A warp has ids side by side, so that their order stays.
+template <int tile_n, int warps>
+static __global__ void __launch_bounds__(W4A16_WARP * warps)
+nvfp4_grouped_few(const nvfp4_grouped_problem p, const int32_t * __restrict__ ids, const int64_t ids_token, const int n,
+                  const int experts, const nvfp4_grouped_activations a) {
+    extern __shared__ __align__(16) uint8_t nvfp4_grouped_counts[];
+    constexpr int THREADS = W4A16_WARP * warps;
+    constexpr int EACH    = NVFP4_GROUPED_FEW / THREADS;
+    static_assert(EACH * THREADS == NVFP4_GROUPED_FEW, "the threads must cover the ids");
+    __shared__ int                 of_warps[warps], of_columns[8], all_chunks;
+    __shared__ nvfp4_grouped_owner owner;
+
+    int * const counts = (int *) nvfp4_grouped_counts;
+    const int   lane   = threadIdx.x;
+    const int   warp   = threadIdx.y;
+    const int   tid    = warp * W4A16_WARP + lane;
+    const auto  at     = [&](const int i) { return (warp * EACH + i) * W4A16_WARP + lane; };
+    for (int e = tid; e < experts; e += THREADS) {
+        counts[e] = 0;
+    }
+    if (tid < 8) {
+        of_columns[tid] = -1;
+    }
+    if (tid == 0) {
+        owner.expert = -1;
+    }
+    w4a16_wait_for_the_other();
+    int id[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+        id[i] = at(i) < n ? ids[at(i) / a.used * ids_token + at(i) % a.used] : -1;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+        if (id[i] >= 0 && id[i] < experts) {
+            atomicAdd(counts + id[i], 1);
+        }
+    }
+    __syncthreads();
+    if (warp == 0) {
+        nvfp4_grouped_find<tile_n>(owner, &all_chunks, counts, experts);
+    }
+    __syncthreads();
+
+    if (blockIdx.x == 0 && tid == 0) {
+        *p.chunks_used = all_chunks;
+    }
+    const int group = (int) blockIdx.x - owner.groups;  // of the expert's
+    if (owner.expert >= 0 && group == 0) {
+        const int count = counts[owner.expert];
+        for (int i = tid; i * tile_n < count; i += THREADS) {
+            p.chunks[owner.chunks + i] =
+                make_uint4(owner.expert, owner.groups * 8 + i * tile_n, min(tile_n, count - i * tile_n), 0);
+        }
+    }
+    // the product copies weights once it may begin
+    __threadfence();
+    w4a16_others_may_begin();
+    if (owner.expert < 0) {
+        return;
+    }
+    int mine = 0;
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+        mine += __popc(__ballot_sync(0xFFFFFFFF, id[i] == owner.expert));
+    }
+    if (lane == 0) {
+        of_warps[warp] = mine;
+    }
+    __syncthreads();
+    int col = -8 * group;
+    for (int w = 0; w < warp; ++w) {
+        col += of_warps[w];
+    }
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+        const uint32_t lanes = __ballot_sync(0xFFFFFFFF, id[i] == owner.expert);
+        const int      to    = col + __popc(lanes & ((1u << lane) - 1));
+        if (id[i] == owner.expert && to >= 0 && to < 8) {
+            of_columns[to] = at(i);
+        }
+        col += __popc(lanes);
+    }
+    __syncthreads();
+    const int of = of_columns[lane % 8];
+    if (tid < 8) {
+        p.of[(int64_t) blockIdx.x * 8 + tid] = of;
+    }
+    nvfp4_grouped_convert<warps>(p, a, of);
 }
 
 // -- tiles --
@@ -382,11 +535,20 @@ static __device__ __forceinline__ uint64_t nvfp4_grouped_descriptor(const void *
            (uint64_t) (NVFP4_GROUPED_GROUP_BYTES >> 4) << 32;
 }
 
+// w4a16_wgmma's narrowest: most experts of a small batch have no more columns.
+static __device__ __forceinline__ void w4a16_wgmma(float (&c)[1][4], const uint32_t (&a)[4], const uint64_t b) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {"
+                 "%0, %1, %2, %3}, "
+                 "{%4, %5, %6, %7}, %8, p, 1, 1, 0; }"
+                 : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
 // Columns from `at` on, up to width, by the widest instructions.
 template <int width, int at, int nt>
 static __device__ __forceinline__ void nvfp4_grouped_wgmma(float (&c)[nt][4], const uint32_t (&a)[4], const uint64_t b) {
     constexpr int left = width - at;
-    constexpr int wide = left >= 256 ? 256 : left >= 128 ? 128 : left >= 64 ? 64 : left >= 32 ? 32 : 16;
+    constexpr int wide = left >= 256 ? 256 : left >= 128 ? 128 : left >= 64 ? 64 : left >= 32 ? 32 : left >= 16 ? 16 : 8;
     w4a16_wgmma(reinterpret_cast<float (&)[wide / 8][4]>(c[at / 8]), a, b + at / 8 * (NVFP4_GROUPED_GROUP_BYTES >> 4));
     if constexpr (left > wide) {
         nvfp4_grouped_wgmma<width, at + wide>(c, a, b);
@@ -621,7 +783,7 @@ template <typename C> class nvfp4_grouped_sums {
 
 // By the narrowest of these that has a tile's columns: an expert has as many as it has, and the tensor cores take time for each.
 // More of them in one kernel, and ptxas serialises wgmma for want of registers (C7512).
-template <typename C, int width = C::TILE_N <= 64 ? 16 : 64>
+template <typename C, int width = C::TILE_N <= 64 ? 8 : 64>
 static __device__ __forceinline__ void nvfp4_grouped_multiply(nvfp4_grouped_sums<C> & sums, const int columns) {
     constexpr int wider = width < 128 || C::TILE_N > 192 ? 2 * width : width + 32;
     if constexpr (!C::WGMMA || width >= C::TILE_N) {
@@ -686,8 +848,18 @@ static __global__ void nvfp4_grouped_route(nvfp4_grouped_problem, const int32_t 
     __trap();
 }
 
-template <int warps>
-static __global__ void nvfp4_grouped_to_f16(nvfp4_grouped_problem, const float *, int, int, int64_t, int64_t) {
+struct nvfp4_grouped_activations {
+    const float * x;
+    int           used, slots;
+    int64_t       token, slot;
+};
+
+template <int warps> static __global__ void nvfp4_grouped_to_f16(nvfp4_grouped_problem, nvfp4_grouped_activations) {
+    __trap();
+}
+
+template <int tile_n, int warps>
+static __global__ void nvfp4_grouped_few(nvfp4_grouped_problem, const int32_t *, int64_t, int, int, nvfp4_grouped_activations) {
     __trap();
 }
 
@@ -764,19 +936,25 @@ template <typename C> static inline nvfp4_grouped_problem nvfp4_grouped_problem_
             (int) ((a.m + C::TILE_M - 1) / C::TILE_M)};
 }
 
-// The first two launches: what comes before the product.
+// What comes before the product. Many ids are routed by blocks of their own, as each reads all of them.
 template <typename C> static cudaError_t nvfp4_grouped_prepare_cuda(const nvfp4_grouped_args & a, cudaStream_t stream) {
-    const nvfp4_grouped_problem p       = nvfp4_grouped_problem_of<C>(a);
-    const unsigned              experts = (unsigned) a.experts;
-    const int                   used    = (int) a.used;
-    nvfp4_grouped_route<C::TILE_N><<<experts, NVFP4_GROUPED_ROUTERS, (int) (experts * sizeof(int)), stream>>>(
-        p, a.ids, a.ids_token, used, (int) (a.tokens * a.used));
-    const cudaError_t status = cudaGetLastError();
-    if (status != cudaSuccess) {
-        return status;
+    constexpr int                   FEW_WARPS = 16, WARPS = 8;  // the fewer blocks, the more of each
+    const nvfp4_grouped_problem     p       = nvfp4_grouped_problem_of<C>(a);
+    const nvfp4_grouped_activations x       = {a.x, (int) a.used, (int) a.slots, a.x_token, a.x_slot};
+    const int                       experts = (int) a.experts;
+    const int                       n       = (int) (a.tokens * a.used);
+    const int                       shared  = experts * (int) sizeof(int);
+    const dim3                      blocks((unsigned) p.groups);
+    if constexpr (C::FEW > 0) {
+        if (n <= C::FEW) {
+            return nvfp4_grouped_launch(nvfp4_grouped_few<C::TILE_N, FEW_WARPS>, blocks, dim3(W4A16_WARP, FEW_WARPS), shared, stream,
+                                        p, a.ids, a.ids_token, n, experts, x);
+        }
     }
-    return nvfp4_grouped_launch(nvfp4_grouped_to_f16<C::X_WARPS>, dim3((unsigned) p.groups), dim3(W4A16_WARP, C::X_WARPS), 0,
-                                stream, p, a.x, used, (int) a.slots, a.x_token, a.x_slot);
+    const cudaError_t status = nvfp4_grouped_launch(nvfp4_grouped_route<C::TILE_N>, dim3((unsigned) experts),
+                                                    dim3(NVFP4_GROUPED_ROUTERS), shared, stream, p, a.ids, a.ids_token, x.used, n);
+    return status != cudaSuccess
+        ? status : nvfp4_grouped_launch(nvfp4_grouped_to_f16<WARPS>, blocks, dim3(W4A16_WARP, WARPS), 0, stream, p, x);
 }
 
 template <typename C>
