@@ -159,6 +159,7 @@ PAIRS = [
     ("spark-fp4", "spark-fp4-accumulate"),
     ("spark-gdn", "spark-gdn-on"),
     ("h200-nvfp4-moe", "h200-nvfp4-moe-graphs"),
+    ("h200-nvfp4-moe", "h200-nvfp4-moe-speed"),
     ("h200-nvfp4-moe", "h200-nvfp4-moe-on"),
     ("spark-gdn-bf16", "spark-gdn-bf16-on"),
     ("h200-gdn", "h200-gdn-conv-on"),
