@@ -9,6 +9,7 @@ reading   imported files: their encodings and formats, and the parsed rows
 profile   kernel times under a tracer; profile_files has the rules for kernels' names
 parity    the gate of test-backend-ops, with its own parser
 load      the client of llama-server, which runs on the host
+clients   results of other clients of servers
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,7 @@ from dgxlab.model.reasons import Code, Reason, reason
 from dgxlab.tools import (
     backend_ops,
     batched_bench,
+    clients,
     completion,
     harness,
     llama_bench,
@@ -39,8 +41,12 @@ from dgxlab.tools.profile import ProfileBench
 from dgxlab.tools.tool import WHERE, Benchmark, Key, Launch, Tool, keys_of
 
 TOOLS: Mapping[str, Tool] = {
-    module.TOOL.program: module.TOOL
-    for module in (backend_ops, llama_bench, batched_bench, completion, perplexity, harness, profile, llama_server)
+    tool.program: tool
+    for tool in (
+        *(module.TOOL for module in (backend_ops, llama_bench, batched_bench, completion, perplexity)),
+        *(module.TOOL for module in (harness, profile, llama_server)),
+        *clients.TOOLS,
+    )
 }
 """All tools by program."""
 

@@ -94,6 +94,24 @@ def test_what_dgxlab_exports_of_operations_comes_back(tmp_path: Path) -> None:
     assert imported.reading.provenance == {"job_id": "20261120-103506-h200-1", "pin": "e3a7"}
 
 
+@pytest.mark.parametrize("name", ["llama-benchy", "vllm-bench", "guidellm", "aiperf"])
+def test_a_client_that_writes_another_file_is_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "file.json"
+    whole = json.loads((GOLDEN / "cpu" / f"{name}.json").read_text())
+    key = {"vllm-bench": "completed", "aiperf": "input_config"}.get(name, "benchmarks")
+    kept = {"pp_req_throughput": None} if name == "llama-benchy" else {}  # by which it is known
+    path.write_text(json.dumps({**whole, key: None, **kept}))
+    with pytest.raises(SpecError, match="it lacks what this client writes"):
+        open_file(path)
+    path.write_text(json.dumps(whole)[:-9])
+    with pytest.raises(SpecError, match="it is no JSON object"):
+        open_file(path)
+
+
+def test_requests_that_failed_are_told() -> None:
+    assert golden("cpu/vllm-bench.json").reading.notes == ("1 of 12 requests failed, and are in no figure",)
+
+
 def test_the_command_for_a_path_that_looks_like_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("-log").write_text('{"kernel": 1}\n')
