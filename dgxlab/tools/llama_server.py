@@ -272,7 +272,7 @@ class ServeBench(Benchmark):
         return (f"{{bin}}/{PROGRAM}", "-m", f"{{model:{self.model}}}", *own, *tool.flags_of(axes, tool.AXES))
 
     def _vllm(self) -> tuple[str, ...]:
-        return (*self.command, "--no-enable-prefix-caching")
+        return (*self.command, "--no-enable-prefix-caching", "--enable-prompt-tokens-details")
 
     def flaws(self) -> Iterator[str]:
         """Yield which keys do not fit the engine."""

@@ -18,7 +18,7 @@ from itertools import count
 from typing import Any
 
 FAULTS = (
-    *("dies", "never ready", "another model", "few slots", "no facts", "500", "killed", "stalls", "malformed"),
+    *("dies", "never ready", "hangs", "another model", "few slots", "no facts", "500", "killed", "stalls", "malformed"),
     *("cached", "end of text", "bunches", "slow stream", "slow tail"),
 )
 STEP_S = 0.002
@@ -43,6 +43,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path == "/health":
+            if how == "hangs":
+                time.sleep(60)
             self.reply(503 if how == "never ready" else 200, {"status": "ok"})
         elif self.path == "/props":
             slots = int(options["-np"])

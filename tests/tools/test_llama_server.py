@@ -56,6 +56,15 @@ def test_the_capture_of_a_real_server() -> None:
     assert any(parsed.results[0].raw["off"])
 
 
+def test_the_capture_of_a_real_vllm() -> None:
+    bench = ServeBench(n_prompt=(32,), n_gen=(96,), streams=(1, 4), engine="vllm", command=("vllm",), repetitions=1)
+    parsed = parse((GOLDEN / "cpu" / "vllm.jsonl").read_text(), cells(bench))
+    assert parsed.problems == ()
+    values = [{m.metric: m.samples for m in result.measurements} for result in parsed.results]
+    assert [each["speed_tg"] for each in values] == [pytest.approx((value,), rel=1e-4) for value in (263.23, 1139.34)]
+    assert parsed.results[0].raw["server"]["version"] == "0.32.0"
+
+
 def test_the_steady_window_leaves_out_what_one_stream_does_alone() -> None:
     """Before the last stream begins, and after the first has ended, the others are three times as fast."""
     fast = [5000, *[500] * 20, *[1500] * 79]
@@ -199,7 +208,7 @@ def test_too_little_room_is_refused_before_a_job(axes: dict[str, Any], told: str
 def test_vllm_is_started_by_its_own_command() -> None:
     bench = ServeBench(n_prompt=(16,), n_gen=(100,), streams=(4,), engine="vllm", command=("vllm", "serve", "/m/x"))
     (launch,) = bench.launches({}, lambda model, cell: True)
-    own = ("--no-enable-prefix-caching", "--host", "127.0.0.1", "--port", "0")
+    own = ("--no-enable-prefix-caching", "--enable-prompt-tokens-details", "--host", "127.0.0.1", "--port", "0")
     assert launch.argv[5:] == ("vllm", "serve", "/m/x", *own)
     assert json.loads(launch.argv[4])["engine"] == "vllm"
     (cell,) = launch.cells

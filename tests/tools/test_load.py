@@ -69,8 +69,9 @@ def test_a_server_that_misbehaves_gives_no_number(how: str, told: str) -> None:
     assert told in problems(how)
 
 
-def test_a_server_that_is_never_ready_is_ended() -> None:
-    assert "not ready within 1 s: /health on port" in problems("never ready", ready_s=1.0)
+@pytest.mark.parametrize("how", ["never ready", "hangs"])
+def test_a_server_that_is_never_ready_is_ended(how: str) -> None:
+    assert "not ready within 1 s: /health on port" in problems(how, ready_s=1.0)
 
 
 def test_a_server_that_stalls_is_ended() -> None:
