@@ -24,6 +24,7 @@ static bool edges() {
             passed = wrong_arguments_are_refused(r, type) && passed;
         }
         passed = impossible_plans_are_refused(type) && passed;
+        passed = wide_tiles_fill_the_gpu(type) && passed;
         passed = wrong_packing_is_refused(type) && passed;
         for (const std::vector<rung> & packed : {packed_wgmma_rungs(), packed_mma_rungs()}) {
             for (const rung & r : packed) {

@@ -251,6 +251,16 @@ static bool impossible_plans_are_refused(weight_type type) {
                 std::string("planned: what cannot be is refused, ") + name_of(type));
 }
 
+// A wide tile where there are enough of them, the one before where there are not.
+static bool wide_tiles_fill_the_gpu(weight_type type) {
+    const auto tile_n = [&](int64_t m, int64_t n, int multiprocessors) {
+        return w4a16_plan_of(w4a16_of(type), m, n, 4096, {900, multiprocessors, 227 * 1024, true}).kernel->tile_n;
+    };
+    return said(tile_n(4096, 512, 132) == 256 && tile_n(4096, 256, 132) == 128 && tile_n(1024, 512, 132) == 128 &&
+                    tile_n(1024, 512, 48) == 256 && tile_n(1024, 8, 132) == 8,
+                std::string("wide tiles are planned where they fill the GPU, ") + name_of(type));
+}
+
 // Every n at which the table changes, and its neighbours.
 static bool switches_are_right(const rung & r, weight_type type, int64_t m, int64_t k) {
     const w4a16_table & table = *r.of(type).table();

@@ -12,8 +12,9 @@
 //                  where it is neither of compute capability 9.0 nor of 12.x
 //   scratch        plan.scratch_bytes bytes; all pointers as in w4a16_gemm.cuh
 //
-// A table has rows of increasing n: a product takes the first that has as many columns. They are the configurations that
-// were fastest of those that `./harness tune` times; README.md has the times.
+// A table has rows of increasing n: a product takes the first that has as many columns, or the one before where that one's
+// tiles are too few for the device. They are the configurations that were fastest of those that `./harness tune` times;
+// README.md has the times.
 
 #pragma once
 
@@ -49,6 +50,7 @@ struct w4a16_plan {
 struct w4a16_table_row {
     int64_t      max_n;
     w4a16_kernel kernel;
+    bool         fills = false;  // only where its tiles are a third of the multiprocessors, else the row before
 };
 
 struct w4a16_table {
@@ -142,11 +144,12 @@ template <w4a16_type type> struct w4a16_sm_90_packed {
 // Measured on an H200: of 1024 columns a library is level, of 2048 it takes 0.9 to 1.0 of the time, of fewer it is slower.
 template <w4a16_type type> struct w4a16_sm_90a {
     static constexpr w4a16_table_row ROWS[] = {
+        {8,         w4a16_wgmma_kernel_of<type, 128,   8, 5, 8, 2>()},
         {16,        w4a16_wgmma_kernel_of<type, 128,  16, 5, 8, 2>()},
         {32,        w4a16_wgmma_kernel_of<type, 128,  32, 4, 8, 2>()},
         {64,        w4a16_wgmma_kernel_of<type, 256,  64, 3, 8, 1>()},
         {128,       w4a16_wgmma_kernel_of<type, 128, 128, 4, 8, 1>()},
-        {INT64_MAX, w4a16_wgmma_kernel_of<type, 128, 256, 3, 4, 1>()},
+        {INT64_MAX, w4a16_wgmma_kernel_of<type, 128, 256, 3, 4, 1>(), true},
     };
     static constexpr w4a16_table TABLE = w4a16_table_of(ROWS, INT64_MAX);
     static_assert(w4a16_table_fits(TABLE, 228), "shared memory is too small");
@@ -228,9 +231,15 @@ static inline w4a16_plan w4a16_plan_in(const w4a16_table & table, const int64_t 
     while (n > row->max_n) {
         ++row;
     }
+    const auto tiles_of = [&](const w4a16_kernel & kernel) {
+        return (m + kernel.tile_m - 1) / kernel.tile_m * ((n + kernel.tile_n - 1) / kernel.tile_n);
+    };
+    if (row->fills && 3 * tiles_of(row->kernel) < device.multiprocessors) {
+        --row;
+    }
     const w4a16_kernel & kernel = row->kernel;
     const int64_t        units  = k / W4A16_UNIT;
-    const int64_t        tiles  = (m + kernel.tile_m - 1) / kernel.tile_m * ((n + kernel.tile_n - 1) / kernel.tile_n);
+    const int64_t        tiles  = tiles_of(kernel);
     if (units > INT32_MAX / W4A16_UNIT || tiles > INT32_MAX / units || (size_t) kernel.shared > device.shared) {
         return none;
     }

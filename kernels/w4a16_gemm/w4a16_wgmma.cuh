@@ -9,8 +9,8 @@
 // A fragment of wgmma's m64k16 in registers is mma.m16n8k16's, of 16 rows in each of four warps, and so are its sums: the
 // weights are taken apart as there. The order of rows within a product of 64 is free besides, so that each warp has rows
 // side by side. One warpgroup more copies: it waits for what is free, the others for what is there, and gives them its
-// registers. Activations come in large pieces by the bulk copy engine; weights, 144 bytes a row, by cp.async: the engine
-// takes some 35 ns for each row.
+// registers. One of its warps has the bulk copy engine bring activations in large pieces; three bring weights, 144 bytes a
+// row, by cp.async: the engine takes some 35 ns for each row.
 //
 // References: PTX ISA, wgmma, matrix descriptors without swizzle, cp.async.bulk, mbarrier.
 
@@ -28,8 +28,8 @@ struct w4a16_warpgroups : w4a16_warps<type, tile_m, tile_n, tile_m / (4 * groups
 template <w4a16_type type, int tile_m, int tile_n, int groups, int w_stages, int x_stages, int blocks>
 struct w4a16_wgmma_config : w4a16_warpgroups<type, tile_m, tile_n, groups, w_stages, x_stages, blocks> {
     static constexpr bool AHEAD   = true;
-    static constexpr int  COPIERS = 4 * W4A16_WARP;
-    static constexpr int  ALL     = w4a16_wgmma_config::THREADS + COPIERS;
+    static constexpr int  COPIERS = 3 * W4A16_WARP;  // of weights
+    static constexpr int  ALL     = w4a16_wgmma_config::THREADS + 4 * W4A16_WARP;
 
     static constexpr int W_BYTES = tile_m * W4A16_UNIT_BYTES;
     static constexpr int X_BYTES = tile_n * W4A16_STEP * (int) sizeof(__half);
@@ -62,6 +62,14 @@ static __device__ __forceinline__ uint64_t w4a16_descriptor(const void * shared)
 #define W4A16_SUMS(i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
 
 // c += a b: 64 rows, of which this warp has 16, by 8 columns for each of c
+static __device__ __forceinline__ void w4a16_wgmma(float (&c)[1][4], const uint32_t (&a)[4], const uint64_t b) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {"
+                 "%0, %1, %2, %3}, "
+                 "{%4, %5, %6, %7}, %8, p, 1, 1, 0; }"
+                 : W4A16_SUMS(0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
 static __device__ __forceinline__ void w4a16_wgmma(float (&c)[2][4], const uint32_t (&a)[4], const uint64_t b) {
     asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"
                  "%0, %1, %2, %3, %4, %5, %6, %7}, "
@@ -134,15 +142,16 @@ template <typename C> class w4a16_copier {
     __device__ __forceinline__ void copy(const int tile, const int first, const int last) {
         const int row0 = tile / p_.tiles_n * C::TILE_M;
         const int col0 = tile % p_.tiles_n * C::TILE_N;
-        for (int unit = first; unit < last; ++unit) {
-            copy_weights(row0, unit);
-            if (tid_ < W4A16_WARP) {
-                // weights may come before
-                w4a16_wait_for_the_other();
+        if (tid_ < C::COPIERS) {
+            for (int unit = first; unit < last; ++unit) {
+                copy_weights(row0, unit);
+            }
+        } else {
+            // weights come before
+            w4a16_wait_for_the_other();
 #pragma unroll 1
-                for (int s = 0; s < W4A16_STEPS; ++s) {
-                    copy_activations(col0, unit * W4A16_STEPS + s);
-                }
+            for (int step = first * W4A16_STEPS; step < last * W4A16_STEPS; ++step) {
+                copy_activations(col0, step);
             }
         }
     }
@@ -151,21 +160,27 @@ template <typename C> class w4a16_copier {
     // Pieces of 16 bytes, nine a row. Rows beyond the matrix are copied as its last one.
     __device__ __forceinline__ void copy_weights(const int row0, const int unit) {
         w4a16_wait_for(stages_.w_free + w_.stage, w_.parity ^ 1);
-        uint8_t * const       to   = ws_ + w_.stage * C::W_BYTES;
-        const uint8_t * const from = p_.w + (int64_t) unit * W4A16_UNIT_BYTES;
-        // addresses ahead would take more registers than there are
-#pragma unroll 1
+        uint8_t * const       to     = ws_ + w_.stage * C::W_BYTES;
+        const uint8_t * const from   = p_.w + (int64_t) unit * W4A16_UNIT_BYTES;
+        const int64_t         stride = p_.units * W4A16_UNIT_BYTES;
+        // counted on: a division for each piece takes longer than the copies
+        int row  = row0 + tid_ / 9;
+        int part = tid_ % 9 * 16;
+#pragma unroll 2
         for (int i = 0; i < C::W_BYTES / 16; i += C::COPIERS) {
-            const int piece = i + tid_;
-            const int row   = row0 + piece / 9;
-            const int there = row < p_.m ? row : p_.m - 1;
-            w4a16_copy(to + piece * 16, from + (int64_t) there * (p_.units * W4A16_UNIT_BYTES) + piece % 9 * 16);
+            w4a16_copy(to + (i + tid_) * 16, from + (row < p_.m ? row : p_.m - 1) * stride + part);
+            row  += C::COPIERS / 9;
+            part += C::COPIERS % 9 * 16;
+            if (part >= W4A16_UNIT_BYTES) {
+                part -= W4A16_UNIT_BYTES;
+                ++row;
+            }
         }
         w4a16_arrive_after_copies(stages_.w_full + w_.stage);
         w_.next();
     }
 
-    // Two pieces of 32 of k.
+    // Two pieces of 32 of k, which are one where a tile has all columns.
     __device__ __forceinline__ void copy_activations(const int col0, const int step) {
         uint64_t * const barrier = stages_.x_full + x_.stage;
         w4a16_wait_for(stages_.x_free + x_.stage, x_.parity ^ 1);
@@ -174,8 +189,12 @@ template <typename C> class w4a16_copier {
             const uint4 *   from   = p_.x16 + 2 * step * stride + col0 * 4;
             uint8_t * const to     = xs_ + x_.stage * C::X_BYTES;
             w4a16_expect(barrier, C::X_BYTES);
-            w4a16_bulk_copy(to, from, C::X_BYTES / 2, barrier);
-            w4a16_bulk_copy(to + C::X_BYTES / 2, from + stride, C::X_BYTES / 2, barrier);
+            if (p_.tiles_n == 1) {
+                w4a16_bulk_copy(to, from, C::X_BYTES, barrier);
+            } else {
+                w4a16_bulk_copy(to, from, C::X_BYTES / 2, barrier);
+                w4a16_bulk_copy(to + C::X_BYTES / 2, from + stride, C::X_BYTES / 2, barrier);
+            }
         }
         __syncwarp();
         x_.next();

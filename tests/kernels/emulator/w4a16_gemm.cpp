@@ -47,6 +47,7 @@ static bool tables() {
     bool passed = true;
     for (const weight_type type : TYPES) {
         passed = impossible_plans_are_refused(type) && passed;
+        passed = wide_tiles_fill_the_gpu(type) && passed;
         passed = wrong_packing_is_refused(type) && passed;
         for (const rung & r : planned_rungs()) {
             passed = switches_are_right(r, type, 65, 512) && passed;
