@@ -7,9 +7,9 @@ try that was interrupted goes on where it stopped when the same command is run a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dgxlab import model, series, stats
@@ -27,7 +27,7 @@ from dgxlab.errors import (
     one_line,
 )
 from dgxlab.judgement import tries
-from dgxlab.judgement.tries import CHAIN, HELD_OUT, KINDS, Row, Standing
+from dgxlab.judgement.tries import CHAIN, HELD_OUT, KINDS, SCREEN, Row
 from dgxlab.lab import Lab, Watch, noted, session
 from dgxlab.lab.outlook import command_for
 from dgxlab.lab.request import Request, source_of
@@ -54,6 +54,11 @@ class Try:
     max_s: float = 0.0  # for the whole ledger, 0 for no limit
     max_tries: int = 0  # of the whole ledger, 0 for no limit
 
+    @property
+    def ledger(self) -> tuple[str, str]:
+        """The baseline and the host whose tries it is one of."""
+        return self.baseline.name, self.baseline.host
+
 
 def attempt(lab: Lab, asked: Try, watch: Watch) -> tuple[str, bool]:
     """Measure a try, or take it up again, and record how it ends; return its id, and whether it had ended before.
@@ -65,62 +70,71 @@ def attempt(lab: Lab, asked: Try, watch: Watch) -> tuple[str, bool]:
         ConditionsError: if the host is too noisy for the wanted effect, or a session gave no verdict.
         DgxlabError: as `session.run`. After any error the same call goes on with the try.
     """
-    name, host, begun = asked.baseline.name, asked.baseline.host, time.monotonic()
     if not asked.because.strip():
         raise SpecError("a try needs a hypothesis, and --because says nothing", next="dgxlab try --help")
     source = source_of(lab.cache, asked.baseline, asked.tree, watch)
-    rows = [row for row in tries.ledger(lab.store, name, host) if not row["rejected"]]
+    rows = [row for row in tries.ledger(lab.store, *asked.ledger) if not row["rejected"]]
     same = [row for row in rows if (row["pin"], row["tree"]) == (source.pin, source.tree)]
     if ended := [row["try_id"] for row in same if row["ended"]]:
         return ended[0], True
     if files := series.untracked(asked.tree):
         message = f"{asked.tree} has {len(files)} files that git does not track: {', '.join(files[:3])}"
-        raise SpecError(
-            message, next=f"{command('git', '-C', asked.tree, 'add', files[0])}, or ignore what is no source"
-        )
-    with _alone(lab, host):
-        parent = _parent(rows, asked) if not same else same[0]["parent"]
+        add = command("git", "-C", asked.tree, "add", files[0])
+        raise SpecError(message, next=f"{add}, or ignore what is no source")
+    with _alone(lab, asked.baseline.host):
+        parent = same[0]["parent"] if same else _parent(rows, asked)
         reference = _reference(lab, asked, parent, watch)
         if reference.tree == source.tree:
             raise SpecError(f"{asked.tree} is what it would be compared with", next=f"change something in {asked.tree}")
-        if not same:
-            _within_budget(rows, asked, 0.0)
-            diff = series.diff(lab.cache, source)
-            try_id = tries.begin(lab.store, name, host, one_line(asked.because), source, diff, parent)
-        else:
+        if same:
             try_id = same[0]["try_id"]
-        row = {"try_id": try_id, "baseline": name, "host": host}
-        before = sum(map(_took, tries.sessions_of(lab.store, try_id).values()))
-
-        def spent() -> float:
-            return before + time.monotonic() - begun
-
-        measure = _Measure(lab, asked, source, reference if parent else None, watch)
-        state = _to_the_end(measure, row, lambda: _within_budget(rows, asked, spent()))
-        tries.end(lab.store, row, state, spent())
+        else:
+            _check_budget(rows, asked, 0.0)
+            diff = series.diff(lab.cache, source)
+            try_id = tries.begin(lab.store, *asked.ledger, one_line(asked.because), source, diff, parent)
+        _Measure(lab, asked, rows, try_id, source, reference if parent else None, watch).to_the_end()
     return try_id, False
 
 
 @dataclass(frozen=True)
 class _Measure:
+    """A try that is being measured, until it has ended."""
+
     lab: Lab
     asked: Try
+    rows: Sequence[Row]  # the ledger before
+    try_id: str
     source: Source
     reference: Source | None  # None for the baseline's own series
     watch: Watch
+    begun: float = field(default_factory=time.monotonic)
 
-    def stage(self, stage: str, level: float) -> session.Outcome:
+    def to_the_end(self) -> None:
+        """Measure the stages that are missing, and record how the try ends."""
+        store, row = self.lab.store, dict(zip(("baseline", "host"), self.asked.ledger, strict=True), try_id=self.try_id)
+        promoted = tries.tests_until(store, tries.last_test(store, row))
+        earlier = tries.sessions_of(store, self.try_id).values()  # of a try that was interrupted
+        before = sum(max(0.0, (job.finished_at or job.intent_at) - job.intent_at) for job in earlier)
+        while stage := (state := tries.standing(store, self.try_id, promoted)).next:
+            _check_budget(self.rows, self.asked, before + time.monotonic() - self.begun)
+            outcome = self._stage(stage, stats.level(promoted))
+            with store.transaction():
+                if outcome.job_id not in {job.job_id for job in tries.sessions_of(store, self.try_id).values()}:
+                    store.put("try_sessions", {"try_id": self.try_id, "job_id": outcome.job_id, "stage": stage})
+            if (again := tries.standing(store, self.try_id, promoted)).next == stage:
+                if outcome.error and not isinstance(outcome.error, (BuildFailed, GateFailed)):
+                    raise outcome.error
+                raise ConditionsError(f"the {stage} of try {self.try_id} decides nothing: {again.why}", next=AGAIN)
+        tries.end(store, row, state, before + time.monotonic() - self.begun)
+
+    def _stage(self, stage: str, level: float) -> session.Outcome:
         """Measure one stage in a session of its own, behind the jobs of others."""
-        spec = held_out(self.asked.baseline) if stage == HELD_OUT else self.asked.baseline
-        request = Request(
-            KINDS[stage],
-            spec,
-            spec,
-            tree=self.source,
-            baseline_tree=self.reference,
-            wait_s=self.asked.wait_s,
-            level=level if stage == CHAIN else 0.0,
-        )
+        baseline = self.asked.baseline
+        if stage == CHAIN:
+            _refuse_noise(baseline, tries.sessions_of(self.lab.store, self.try_id)[SCREEN])
+        spec = held_out(baseline) if stage == HELD_OUT else baseline
+        request = Request(KINDS[stage], spec, spec, tree=self.source, baseline_tree=self.reference)
+        request = replace(request, wait_s=self.asked.wait_s, level=level if stage == CHAIN else 0.0)
         self._behind_others()
         return session.run(self.lab, request, self.watch)
 
@@ -138,27 +152,6 @@ class _Measure:
                 raise HostBusy(message, next=f"{AGAIN} with --wait MINUTES")
             noted(self.watch)(f"job {others[0].job_id} goes first")
             time.sleep(LOOK_S)
-
-
-def _to_the_end(measure: _Measure, row: Row, check_budget: Callable[[], None]) -> Standing:
-    """Measure the stages of a try that are missing, until it has ended."""
-    lab, try_id = measure.lab, row["try_id"]
-    promoted = tries.tests_until(lab.store, tries.last_test(lab.store, row))
-    state = tries.standing(lab.store, try_id, promoted)
-    while stage := state.next:
-        check_budget()
-        if stage == CHAIN:
-            _refuse_noise(measure.asked.baseline, tries.sessions_of(lab.store, try_id)["screen"])
-        outcome = measure.stage(stage, stats.level(promoted))
-        with lab.store.transaction():
-            if outcome.job_id not in {job.job_id for job in tries.sessions_of(lab.store, try_id).values()}:
-                lab.store.put("try_sessions", {"try_id": try_id, "job_id": outcome.job_id, "stage": stage})
-        state = tries.standing(lab.store, try_id, promoted)
-        if state.next == stage:
-            if outcome.error and not isinstance(outcome.error, (BuildFailed, GateFailed)):
-                raise outcome.error
-            raise ConditionsError(f"the {stage} of try {try_id} decides nothing: {state.why}", next=AGAIN)
-    return state
 
 
 def held_out(experiment: Experiment) -> Experiment:
@@ -198,7 +191,7 @@ def _reference(lab: Lab, asked: Try, parent: str | None, watch: Watch) -> Source
     return series.remake(lab.cache, row["pin"], row["tree"], tries.diff_of(lab.store, parent))
 
 
-def _within_budget(rows: Sequence[Row], asked: Try, now_s: float) -> None:
+def _check_budget(rows: Sequence[Row], asked: Try, now_s: float) -> None:
     """Raise BudgetSpent if the ended tries of a ledger, and `now_s` seconds of this one, have reached a limit."""
     ended = [row for row in rows if row["ended"]]
     spent = now_s + sum(row["seconds"] for row in ended)
@@ -221,10 +214,6 @@ def _refuse_noise(baseline: Experiment, screen: Job) -> None:
         message += f" {100 * finds:.2g} %, and session.effect is {100 * wanted:.2g} %"
         again = command_for("noise", baseline)
         raise ConditionsError(message, next=f"{again}, when it is quiet, or {edit(baseline.path)}")
-
-
-def _took(job: Job) -> float:
-    return max(0.0, (job.finished_at or job.intent_at) - job.intent_at)
 
 
 @contextmanager

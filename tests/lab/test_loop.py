@@ -68,7 +68,7 @@ def slow(bench: Bench, checkout: Path, tmp_path: Path, monkeypatch: pytest.Monke
         gates=(ParityGate("SQR", "CPU"),),
         bench=(shown,),
         holdout=(replace(shown, n_prompt=(32,)),),
-        session=Session(effect=0.5, drift_limit=0.9),
+        session=Session(effect=0.5, drift_limit=0.5),
     )
 
 
