@@ -2,8 +2,7 @@
 // ./harness edges            the part of it that a sanitizer can run
 // ./harness bench [CUBLAS]   JSON lines on stdout, a table on stderr; nothing is timed that is not right
 //                            CUBLAS: a libcublas.so, with which f16 weights and the router's other way are timed beside
-// ./harness tune             other configurations of the product: right or not, and how long
-// ./harness one K M          one product with 14336 x 4096 weights, for a profiler
+// ./harness one K M          one product with 28672 x 8192 weights, for a profiler
 
 #include "../common/copy.cuh"
 #include "../common/cublas.cuh"
@@ -153,7 +152,7 @@ static bool bench_product(bench & b, const shape & s, double copy_gb_s, const cu
         us.push_back(row(s, all[i], timings[i], copy_gb_s));
     }
     if (blas != nullptr) {
-        fprintf(stderr, "%-22s chunks %d; %.2f times cuBLAS f16, %.2f times dequantise and cuBLAS\n", s.name().c_str(), plan.chunks,
+        fprintf(stderr, "%-22s %d parts; %.2f times cuBLAS f16, %.2f times dequantise and cuBLAS\n", s.name().c_str(), plan.parts,
                 us[1] / us[0], us[2] / us[0]);
     }
     return true;
@@ -235,69 +234,8 @@ static int bench_all(const char * library) {
     return concluded(passed);
 }
 
-// -- tune --
-
-// A configuration: right or not, and its time.
-template <int K, int nt, int mt, int ahead, int blocks> static bool tune_one(bench & b, const problems & sets, double copy_gb_s) {
-    using C = kbit_config<__half, K, nt, mt, ahead, blocks, K == 2 ? 16 : 32>;
-    const shape &       s    = sets[0]->s;
-    const kbit_plan     plan = kbit_plan_for(132 * blocks, mt, s.m, s.n, s.k_dim);
-    const device_buffer workspace(plan.workspace);
-    CUDA_CHECK(cudaMemset(workspace.as<char>(), 0, workspace.size()));
-    const auto launch = [&](int set, cudaStream_t stream) {
-        kbit_args g = sets[set]->args();
-        g.workspace = workspace.as<void>();
-        CUDA_CHECK(kbit_launch<C>(g, plan, stream));
-    };
-    launch(0, nullptr);
-    CUDA_CHECK(cudaDeviceSynchronize());
-    char name[80];
-    snprintf(name, sizeof(name), "mt %d ahead %d blocks %d, %d chunks", mt, ahead, blocks, plan.chunks);
-    const std::string why = wrong<__half>(sets[0]->c.host<uint16_t>(), sets[0]->reference());
-    if (!why.empty()) {
-        return said(false, name, why);
-    }
-    const contender c = {name, sets[0]->tiles.size() + sets[0]->scales.size() + sets[0]->a.size() + sets[0]->c.size(), launch};
-    row(s, c, b.measure({c}, (int) sets.size(), std::max(12, 2 * (int) sets.size()))[0], copy_gb_s);
-    return true;
-}
-
-template <int K, int nt> static bool tune_tokens(bench & b, int64_t n, int64_t k_dim, double copy_gb_s) {
-    const problems sets   = sets_of({K, 8 * nt, n, k_dim});
-    bool           passed = tune_one<K, nt, 1, 1, 1>(b, sets, copy_gb_s);
-    passed = tune_one<K, nt, 1, 2, 1>(b, sets, copy_gb_s) && passed;
-    passed = tune_one<K, nt, 2, 1, 1>(b, sets, copy_gb_s) && passed;
-    if constexpr (K < 5 && nt <= 2) {
-        passed = tune_one<K, nt, 1, 1, 2>(b, sets, copy_gb_s) && passed;
-        passed = tune_one<K, nt, 1, 2, 2>(b, sets, copy_gb_s) && passed;
-        passed = tune_one<K, nt, 1, 1, 3>(b, sets, copy_gb_s) && passed;
-        passed = tune_one<K, nt, 2, 1, 2>(b, sets, copy_gb_s) && passed;
-    }
-    if constexpr (K < 5 && nt == 4) {
-        passed = tune_one<K, nt, 1, 1, 2>(b, sets, copy_gb_s) && passed;
-    }
-    return passed;
-}
-
-static int tune() {
-    bench        b;
-    const double copy = 4270;  // GB/s, for shares alone
-    bool         passed = true;
-    for (const int64_t n : {28672, 14336}) {
-        const int64_t k_dim = n == 28672 ? 8192 : 4096;
-        passed = tune_tokens<2, 2>(b, n, k_dim, copy) && passed;
-        passed = tune_tokens<3, 2>(b, n, k_dim, copy) && passed;
-        passed = tune_tokens<4, 1>(b, n, k_dim, copy) && passed;
-        passed = tune_tokens<4, 2>(b, n, k_dim, copy) && passed;
-        passed = tune_tokens<4, 4>(b, n, k_dim, copy) && passed;
-        passed = tune_tokens<4, 8>(b, n, k_dim, copy) && passed;
-        passed = tune_tokens<5, 2>(b, n, k_dim, copy) && passed;
-    }
-    return concluded(passed);
-}
-
 static int one(int k, int64_t m) {
-    problem<__half> p({k, m, 14336, 4096});
+    problem<__half> p({k, m, 28672, 8192});
     p.fill(1, true);
     return wrong<__half>(p.multiply(), p.reference()).empty() ? 0 : 1;
 }
@@ -313,12 +251,9 @@ int main(int argc, char ** argv) {
     if (verb == "bench" && argc <= 3) {
         return bench_all(argc == 3 ? argv[2] : nullptr);
     }
-    if (verb == "tune" && argc == 2) {
-        return tune();
-    }
     if (verb == "one" && argc == 4 && atoi(argv[2]) > 0 && atoll(argv[3]) > 0) {
         return one(atoi(argv[2]), atoll(argv[3]));
     }
-    fprintf(stderr, "usage: %s test | edges | bench [CUBLAS] | tune | one K M\n", argv[0]);
+    fprintf(stderr, "usage: %s test | edges | bench [CUBLAS] | one K M\n", argv[0]);
     return 2;
 }

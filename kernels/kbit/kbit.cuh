@@ -21,11 +21,11 @@
 //
 // E4M4, bias 11: e > 0 -> 2^(e-11) (1 + m/16), e = 0 -> 2^-10 m/16. From 2^-14 (the smallest, 2^-10 the smallest normal) to 31.
 //
-// A tile is 16 rows by 256 of k; lane 4 g + t of a warp has of rows g and g+8 the blocks t and t+4 of its 8. Codes of a block are 32 K
-// bits in the order of k, K words. Beyond N and K_dim codes and scales are 0.
+// A tile is 16 rows by 128 of k; lane 4 g + t of a warp has block t of rows g and g+8. Codes of a block are 32 K bits in the order of k,
+// K words. Beyond N and K_dim codes and scales are 0.
 //
-//   tiles   [N/16][K_dim/256][K][lane] 16 bytes: words (2 half + row) K + i of a lane, i < K, four side by side
-//   scales  [N/16][K_dim/256][lane] 4 bytes: of (half 0, row g), (0, g+8), (1, g), (1, g+8)
+//   tiles   [N/16][K_dim/128]: a lane's 2 K words, row g's first: [K/2][lane] 16 bytes, and of an odd K [lane] 8 bytes behind
+//   scales  [N/16][K_dim/128][lane] 2 bytes: of rows g and g+8
 
 #pragma once
 
@@ -38,7 +38,7 @@
 
 static constexpr int KBIT_BLOCK   = 32;   // weights that share a scale
 static constexpr int KBIT_ROWS    = 16;   // of a tile
-static constexpr int KBIT_UNIT    = 256;  // of k
+static constexpr int KBIT_UNIT    = 128;  // of k
 static constexpr int KBIT_WARP    = 32;
 static constexpr int KBIT_THREADS = 256;
 
@@ -48,7 +48,7 @@ static __host__ __device__ __forceinline__ int64_t kbit_strips(const int64_t n) 
 static __host__ __device__ __forceinline__ int64_t kbit_units(const int64_t k_dim) { return (k_dim + KBIT_UNIT - 1) / KBIT_UNIT; }
 
 static inline int64_t kbit_tile_scales(const int64_t n, const int64_t k_dim) {
-    return kbit_strips(n) * kbit_units(k_dim) * KBIT_WARP;
+    return kbit_strips(n) * kbit_units(k_dim) * (2 * KBIT_WARP / 4);
 }
 
 static inline int64_t kbit_tile_words(const int k, const int64_t n, const int64_t k_dim) {
@@ -166,79 +166,127 @@ template <int K> static __device__ __forceinline__ void kbit_load_planes(uint32_
     }
 }
 
-// The codes of 4 elements, a byte each, of which the planes have a nibble each at `shift`.
-template <int K> static __device__ __forceinline__ uint32_t kbit_four_codes(const uint32_t (&planes)[K], const int shift) {
-    uint32_t codes = 0;
+// A byte each of codes: byte b of codes[2 r + h] is that of element 8 b + 4 h + r. Four planes are transposed by nibbles.
+template <int K> static __device__ __forceinline__ void kbit_codes(uint32_t (&codes)[8], const uint32_t (&planes)[K]) {
+    uint32_t of[4] = {planes[0], planes[1], K > 2 ? planes[K > 2 ? 2 : 0] : 0, K > 3 ? planes[K > 3 ? 3 : 0] : 0};
+    const auto exchange = [](uint32_t & a, uint32_t & b, const int by, const uint32_t mask) {
+        const uint32_t both = (a >> by ^ b) & mask;
+        b ^= both;
+        a ^= both << by;
+    };
+    exchange(of[0], of[2], 2, 0x33333333);
+    exchange(of[1], of[3], 2, 0x33333333);
+    exchange(of[0], of[1], 1, 0x55555555);
+    exchange(of[2], of[3], 1, 0x55555555);
 #pragma unroll
-    for (int b = 0; b < K; ++b) {
-        codes |= (planes[b] >> shift & 15) * (0x00204081u << b) & (0x01010101u << b);  // bit i of a nibble to byte i
+    for (int i = 0; i < 8; ++i) {
+        codes[i] = of[i / 2] >> i % 2 * 4 & 0x0F0F0F0F;
+        if constexpr (K == 5) {
+            codes[i] |= (planes[4] >> (i % 2 * 4 + i / 2) & 0x01010101) << 4;
+        }
     }
-    return codes;
 }
 
-template <typename T> struct alignas(sizeof(T) * 8) kbit_eight { T at[8]; };
-
-// 16 bytes a store
-template <typename T> static __device__ __forceinline__ void kbit_store(T * to, const kbit_eight<T> & v) {
-    uint4 parts[sizeof(v) / 16];
-    memcpy(parts, &v, sizeof(v));
-#pragma unroll
-    for (size_t i = 0; i < sizeof(v) / 16; ++i) {
-        ((uint4 *) to)[i] = parts[i];
-    }
-}
-
-// The codebook, a copy for each lane: no two lanes meet on a bank.
-template <int K, typename F> static __device__ __forceinline__ void kbit_fill_table(float * table, const F value) {
+// The codebook, an entry each 256 bytes, of which the first half has a copy for each lane: no two lanes meet on a bank.
+template <int K, typename F> static __device__ __forceinline__ void kbit_fill_table(float (&table)[2 * KBIT_WARP << K], const F value) {
     for (int i = threadIdx.x; i < (1 << K) * KBIT_WARP; i += KBIT_THREADS) {
-        table[i] = value(i / KBIT_WARP);
+        table[i / KBIT_WARP * 2 * KBIT_WARP + i % KBIT_WARP] = value(i / KBIT_WARP);
     }
     __syncthreads();
 }
 
-static constexpr int KBIT_EACH = 4;  // times 8 elements a thread: asked for at once
+// Blocks of T, one of each lane of a warp, on their way to memory: lanes write 16 bytes side by side.
+template <typename T> class kbit_blocks {
+    static constexpr int PIECES = KBIT_BLOCK * sizeof(T) / 16;  // of a block
 
+  public:
+    // 8 elements
+    __device__ __forceinline__ void put(const int eight, const T (&v)[8]) {
+        uint4 parts[PIECES / 4];
+        memcpy(parts, v, sizeof(parts));
+#pragma unroll
+        for (int i = 0; i < PIECES / 4; ++i) {
+            pieces_[slot(threadIdx.x % KBIT_WARP, eight * (PIECES / 4) + i)] = parts[i];
+        }
+    }
+
+    // place(lane): where its block goes, or null
+    template <typename F> __device__ __forceinline__ void write(const F place) const {
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < PIECES; ++i) {
+            const int at = i * KBIT_WARP + threadIdx.x % KBIT_WARP;
+            T *       to = place(at / PIECES);
+            if (to != nullptr) {
+                ((uint4 *) to)[at % PIECES] = pieces_[slot(at / PIECES, at % PIECES)];
+            }
+        }
+        __syncwarp();
+    }
+
+  private:
+    // neither writing nor reading meets a bank twice
+    static __device__ __forceinline__ int slot(const int lane, const int piece) {
+        return lane * PIECES + (piece ^ lane / (8 / PIECES) % PIECES);
+    }
+
+    uint4 pieces_[KBIT_WARP * PIECES];
+};
+
+// A lane has a block.
 template <typename T, typename A, int K>
 static __global__ void __launch_bounds__(KBIT_THREADS, 4) kbit_dequantise(
         const uint32_t * __restrict__ planes, const A * __restrict__ absmax, const float * __restrict__ codebook,
-        T * __restrict__ out, const int64_t eights) {
-    __shared__ float table[KBIT_WARP << K];
+        T * __restrict__ out, const int64_t blocks) {
+    __shared__ float          table[2 * KBIT_WARP << K];
+    __shared__ kbit_blocks<T> on_the_way[KBIT_THREADS / KBIT_WARP];
 
-    const int64_t first = (int64_t) blockIdx.x * (KBIT_THREADS * KBIT_EACH) + threadIdx.x;
-    uint32_t      bits[KBIT_EACH][K];
-    float         scales[KBIT_EACH];
-#pragma unroll
-    for (int i = 0; i < KBIT_EACH; ++i) {
-        const int64_t block = (first + i * KBIT_THREADS) / 4;
-        if (block * 4 < eights) {
-            kbit_load_planes<K>(bits[i], planes + block * K);
-            scales[i] = kbit_absmax(absmax[block]);
-        }
+    const uint32_t lane  = threadIdx.x % KBIT_WARP;
+    const int64_t  first = (int64_t) blockIdx.x * KBIT_THREADS + threadIdx.x - lane;
+    uint32_t       bits[K] = {};
+    float          scale   = 0.0f;
+    if (first + lane < blocks) {
+        kbit_load_planes<K>(bits, planes + (first + lane) * K);
+        scale = kbit_absmax(absmax[first + lane]);
     }
     kbit_fill_table<K>(table, [&](const int code) { return codebook[code]; });
+    uint32_t codes[8];
+    kbit_codes<K>(codes, bits);
 #pragma unroll
-    for (int i = 0; i < KBIT_EACH; ++i) {
-        const int64_t at = first + i * KBIT_THREADS;
-        if (at >= eights) {
-            return;
+    for (int eight = 0; eight < 4; ++eight) {
+        T v[8];
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+            const uint32_t at = __byte_perm(codes[e % 4 * 2 + e / 4], lane * 4, 0x5504 | eight << 4);
+            kbit_round(*(const float *) ((const uint8_t *) table + at) * scale, v[e]);
         }
-        kbit_eight<T> v;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const uint32_t codes = kbit_four_codes<K>(bits[i], (int) (at % 4) * 8 + half * 4);
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                const float entry = table[(codes >> 8 * e & 31) * KBIT_WARP + threadIdx.x % KBIT_WARP];
-                kbit_round(entry * scales[i], v.at[4 * half + e]);
-            }
-        }
-        kbit_store(out + at * 8, v);
+        on_the_way[threadIdx.x / KBIT_WARP].put(eight, v);
     }
+    on_the_way[threadIdx.x / KBIT_WARP].write([&](const int of) {
+        return first + of < blocks ? out + (first + of) * KBIT_BLOCK : nullptr;
+    });
 }
 
 // -- tiles --
 
-// A thread packs what a lane has of a row and half: the codes of a block, from planes to K bits each.
+// Where a lane's word is.
+template <int K> static __device__ __forceinline__ int64_t kbit_word_of(const int64_t tile, const int lane, const int word) {
+    const int of_odd = 2 * K - 2;
+    return tile * (2 * K * KBIT_WARP) + (K % 2 && word >= of_odd ? of_odd * KBIT_WARP + lane * 2 + word - of_odd
+                                                                 : (word / 4 * KBIT_WARP + lane) * 4 + word % 4);
+}
+
+// Some bits of a stream of words, `shift` to the left of where they end.
+template <int bits, int shift> static __device__ __forceinline__ uint32_t kbit_field(const uint32_t * words, const int first) {
+    const int      at  = first % 32;
+    const uint32_t low = words[first / 32];
+    const uint32_t v   = at + bits > 32 ? __funnelshift_r(low, words[first / 32 + 1], at - shift)
+                         : at >= shift  ? low >> (at - shift)
+                                        : low << (shift - at);
+    return v & ((1u << bits) - 1) << shift;
+}
+
+// A thread packs a block: the codes from planes to K bits each.
 template <int K>
 static __global__ void __launch_bounds__(KBIT_THREADS) kbit_repack(
         const uint32_t * __restrict__ planes, const uint8_t * __restrict__ absmax, uint32_t * __restrict__ tiles,
@@ -247,12 +295,12 @@ static __global__ void __launch_bounds__(KBIT_THREADS) kbit_repack(
     if (part >= parts) {
         return;
     }
-    const int     which = (int) (part % 4);  // 2 half + row
-    const int     lane  = (int) (part / 4 % KBIT_WARP);
-    const int64_t tile  = part / (4 * KBIT_WARP);
-    const int64_t units = (blocks_of_row + 7) / 8;
-    const int64_t row   = tile / units * KBIT_ROWS + lane / 4 + which % 2 * 8;
-    const int64_t block = tile % units * 8 + which / 2 * 4 + lane % 4;
+    const int     which = (int) (part % 2);
+    const int     lane  = (int) (part / 2 % KBIT_WARP);
+    const int64_t tile  = part / (2 * KBIT_WARP);
+    const int64_t units = (blocks_of_row + 3) / 4;
+    const int64_t row   = tile / units * KBIT_ROWS + lane / 4 + which * 8;
+    const int64_t block = tile % units * 4 + lane % 4;
     const bool    there = row < n && block < blocks_of_row;
     uint32_t      from[K] = {}, to[K] = {};
     if (there) {
@@ -264,58 +312,55 @@ static __global__ void __launch_bounds__(KBIT_THREADS) kbit_repack(
     }
 #pragma unroll
     for (int i = 0; i < K; ++i) {
-        const int word = which * K + i;
-        tiles[((tile * K + word / 4) * KBIT_WARP + lane) * 4 + word % 4] = to[i];
+        tiles[kbit_word_of<K>(tile, lane, which * K + i)] = to[i];
     }
     scales[part] = there ? absmax[row * blocks_of_row + block] : 0;
     __threadfence();  // a product may begin to read as soon as this ends
 }
 
-// What kbit_gemm.cuh multiplies: the entry rounded to T, times the scale, rounded. A thread writes 8 of k.
+// What kbit_gemm.cuh multiplies: the entry rounded to T, times the scale, rounded. A warp has a tile.
 template <typename T, int K>
-static __global__ void __launch_bounds__(KBIT_THREADS) kbit_unpack(
+static __global__ void __launch_bounds__(KBIT_THREADS, 4) kbit_unpack(
         const uint32_t * __restrict__ tiles, const uint8_t * __restrict__ scales, const float * __restrict__ codebook,
-        T * __restrict__ out, const int64_t n, const int64_t k_dim, const int64_t eights) {
-    __shared__ float table[KBIT_WARP << K];
+        T * __restrict__ out, const int64_t n, const int k_dim, const unsigned all) {
+    __shared__ float          table[2 * KBIT_WARP << K];
+    __shared__ kbit_blocks<T> on_the_way[KBIT_THREADS / KBIT_WARP];
 
+    const int     lane = threadIdx.x % KBIT_WARP;
+    const unsigned tile = blockIdx.x * (KBIT_THREADS / KBIT_WARP) + threadIdx.x / KBIT_WARP;
+    uint32_t      words[2 * K] = {};
+    float         scale[2]     = {};
+    if (tile < all) {
+#pragma unroll
+        for (int i = 0; i < 2 * K; ++i) {
+            words[i] = tiles[kbit_word_of<K>(tile, lane, i)];
+        }
+        scale[0] = kbit_decode(scales[((int64_t) tile * KBIT_WARP + lane) * 2]);
+        scale[1] = kbit_decode(scales[((int64_t) tile * KBIT_WARP + lane) * 2 + 1]);
+    }
     kbit_fill_table<K>(table, [&](const int code) {
         T entry;
         kbit_round(codebook[code], entry);
         return kbit_float(entry);
     });
-    const int64_t units = kbit_units(k_dim);
+    const unsigned units = (unsigned) kbit_units(k_dim);
 #pragma unroll
-    for (int i = 0; i < KBIT_EACH; ++i) {
-        // 8 of k side by side, then blocks of the lanes of a group, its rows
-        const int64_t at    = ((int64_t) blockIdx.x * KBIT_EACH + i) * KBIT_THREADS + threadIdx.x;
-        const int     part  = (int) (at % 4);
-        const int     t     = (int) (at / 4 % 4);
-        const int     half  = (int) (at / 16 % 2);
-        const int64_t unit  = at / 32 % units;
-        const int64_t row   = at / 32 / units;
-        const int64_t k     = unit * KBIT_UNIT + half * 128 + t * KBIT_BLOCK + part * 8;
-        if (at >= eights || row >= n || k >= k_dim) {
-            continue;
-        }
-        const int64_t tile  = row / KBIT_ROWS * units + unit;
-        const int     lane  = (int) (row % 8) * 4 + t;
-        const int     which = half * 2 + (int) (row % KBIT_ROWS / 8);
-        const float   scale = kbit_decode(scales[(tile * KBIT_WARP + lane) * 4 + which]);
-        const int     bit   = which * 32 * K + part * 8 * K;
-        uint64_t      codes = 0;
+    for (int which = 0; which < 2; ++which) {
 #pragma unroll
-        for (int w = 0; w < 2; ++w) {
-            const int word = bit / 32 + w < 4 * K ? bit / 32 + w : bit / 32;
-            codes |= (uint64_t) tiles[((tile * K + word / 4) * KBIT_WARP + lane) * 4 + word % 4] << 32 * w;
-        }
-        codes >>= bit % 32;
-        kbit_eight<T> v;
+        for (int eight = 0; eight < 4; ++eight) {
+            T v[8];
 #pragma unroll
-        for (int e = 0; e < 8; ++e) {
-            const int code = (int) (codes >> K * e & ((1 << K) - 1));
-            kbit_round(table[code * KBIT_WARP + threadIdx.x % KBIT_WARP] * scale, v.at[e]);
+            for (int e = 0; e < 8; ++e) {
+                const uint32_t at = kbit_field<K, 8>(words + which * K, (eight * 8 + e) * K) | lane * 4;
+                kbit_round(*(const float *) ((const uint8_t *) table + at) * scale[which], v[e]);
+            }
+            on_the_way[threadIdx.x / KBIT_WARP].put(eight, v);
         }
-        kbit_store(out + row * k_dim + k, v);
+        on_the_way[threadIdx.x / KBIT_WARP].write([&](const int of) {
+            const int64_t row = tile / units * KBIT_ROWS + of / 4 + which * 8;
+            const int     k   = (int) (tile % units) * KBIT_UNIT + of % 4 * KBIT_BLOCK;
+            return tile < all && row < n && k < k_dim ? out + row * k_dim + k : nullptr;
+        });
     }
 }
 
@@ -379,8 +424,8 @@ static cudaError_t kbit_dequantise_cuda(const uint32_t * planes, const A * absma
     }
     return kbit_by_bits(k, [&](const auto bits) {
         constexpr int  K    = decltype(bits)::value;
-        const unsigned grid = kbit_grid(n / 8, KBIT_THREADS * KBIT_EACH);
-        kbit_dequantise<T, A, K><<<grid, KBIT_THREADS, 0, stream>>>(planes, absmax, codebook, out, n / 8);
+        const unsigned grid = kbit_grid(n / KBIT_BLOCK, KBIT_THREADS);
+        kbit_dequantise<T, A, K><<<grid, KBIT_THREADS, 0, stream>>>(planes, absmax, codebook, out, n / KBIT_BLOCK);
         return cudaGetLastError();
     });
 }
@@ -412,10 +457,10 @@ static cudaError_t kbit_unpack_cuda(const uint32_t * tiles, const uint8_t * scal
         return cudaErrorMisalignedAddress;
     }
     return kbit_by_bits(k, [&](const auto bits) {
-        constexpr int  K      = decltype(bits)::value;
-        const int64_t  eights = n * kbit_units(k_dim) * (KBIT_UNIT / 8);
-        const unsigned grid   = kbit_grid(eights, KBIT_THREADS * KBIT_EACH);
-        kbit_unpack<T, K><<<grid, KBIT_THREADS, 0, stream>>>(tiles, scales, codebook, out, n, k_dim, eights);
+        constexpr int  K    = decltype(bits)::value;
+        const int64_t  all  = kbit_strips(n) * kbit_units(k_dim);
+        const unsigned grid = kbit_grid(all, KBIT_THREADS / KBIT_WARP);
+        kbit_unpack<T, K><<<grid, KBIT_THREADS, 0, stream>>>(tiles, scales, codebook, out, n, (int) k_dim, (unsigned) all);
         return cudaGetLastError();
     });
 }

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-TILE_K, TILE_N = 256, 16
+TILE_K, TILE_N = 128, 16
 """What `kbit_repack_for_gemm` makes tiles of."""
 
 
@@ -61,38 +61,89 @@ def _load() -> Any:
     def _(a: Any, tiles: Any, scales: Any, book: Any, k: int, n: int, k_dim: int) -> Any:
         return a.new_empty((a.shape[0], n))
 
-    @torch.library.register_fake("kbit::dequantise")
-    def _(packed: Any, absmax: Any, book: Any, k: int, dtype: Any) -> Any:
-        return packed.new_empty((packed.numel() // k * 32,), dtype=dtype)
-
     return torch.ops.kbit
+
+
+def _check(t: Any, name: str, beside: Any, dtypes: tuple[Any, ...], elements: int = 0) -> None:
+    """Raise what is wrong with a tensor. Sentences are made where they are raised: torch.compile cannot trace them."""
+    if not beside.is_cuda or t.device != beside.device:
+        raise ValueError(f"kbit: {name} is on {t.device}: all tensors must be on one CUDA device")
+    if t.dtype not in dtypes:
+        raise TypeError(f"kbit: {name} must be {' or '.join(map(str, dtypes))}, it is {t.dtype}")
+    if not t.is_contiguous():
+        raise ValueError(f"kbit: {name} must be contiguous")
+    if t.numel() < elements:
+        raise ValueError(f"kbit: {name} must have {elements} elements, it has {t.numel()}")
+
+
+def _check_sizes(k: int, N: int = 1, K_dim: int = 32) -> None:
+    if k not in (2, 3, 4, 5):
+        raise ValueError(f"kbit: k must be 2, 3, 4 or 5, not {k}")
+    if N < 1 or K_dim < 32 or K_dim % 32:
+        raise ValueError(f"kbit: K_dim must be a multiple of 32, and N positive, not {K_dim} and {N}")
 
 
 def quantise(x: Any, book: Any, k: int, absmax_dtype: Any = None) -> tuple[Any, Any]:
     """Return planes, int32 [blocks, k], and absmax of each block of 32: uint8 (E4M4), or float16. Waits for the GPU."""
     import torch
 
-    return tuple(operators().quantise(x, book, k, absmax_dtype or torch.uint8))
+    _check_sizes(k)
+    _check(x, "x", x, (torch.float16, torch.bfloat16, torch.float32))
+    _check(book, "codebook", x, (torch.float32,), 1 << k)
+    if x.numel() % 32 or not x.numel():
+        raise ValueError(f"kbit: x must have a positive multiple of 32 elements, it has {x.numel()}")
+    packed, absmax, flags = operators().quantise(x, book, k, absmax_dtype or torch.uint8)
+    not_finite, beyond, not_ascending = flags.tolist()
+    if not_ascending:
+        raise ValueError("kbit: the codebook must be finite and ascend")
+    if not_finite:
+        raise ValueError("kbit: x has NaN or infinity")
+    if beyond:
+        raise ValueError("kbit: an absmax is beyond 31, or 65504 in float16: scale x, or take float16 for absmax")
+    return packed, absmax
 
 
 def dequantise(packed: Any, absmax: Any, book: Any, k: int, dtype: Any = None, *, out: Any = None) -> Any:
     """Return all weights in one row, float16 unless another dtype is asked for; or write them to `out`, for graphs."""
     import torch
 
-    if out is not None:
-        return operators().dequantise.out(packed, absmax, book, k, out=out)
-    return operators().dequantise(packed, absmax, book, k, dtype or torch.float16)
+    _check_sizes(k)
+    blocks = packed.numel() // k
+    _check(packed, "packed", packed, (torch.int32,), k)
+    _check(absmax, "absmax", packed, (torch.uint8, torch.float16), blocks)
+    _check(book, "codebook", packed, (torch.float32,), 1 << k)
+    if out is None:
+        out = packed.new_empty((32 * blocks,), dtype=dtype or torch.float16)
+    _check(out, "out", packed, (torch.float16, torch.bfloat16, torch.float32), 32 * blocks)
+    return operators().dequantise.out(packed, absmax, book, k, out=out)
 
 
 def kbit_repack_for_gemm(
     packed: Any, absmax: Any, K_dim: int, N: int, k: int, tile_k: int = TILE_K, tile_n: int = TILE_N
 ) -> tuple[Any, Any]:
     """Return planes and E4M4 scales of W[N, K_dim] in the order of `kbit_gemm`."""
-    return tuple(operators().repack_for_gemm(packed, absmax, K_dim, N, k, tile_k, tile_n))
+    import torch
+
+    _check_sizes(k, N, K_dim)
+    if (tile_k, tile_n) != (TILE_K, TILE_N):
+        raise ValueError(f"kbit: tiles are of tile_k={TILE_K} by tile_n={TILE_N}, not {tile_k} by {tile_n}")
+    _check(packed, "packed", packed, (torch.int32,), N * K_dim // 32 * k)
+    _check(absmax, "absmax", packed, (torch.uint8,), N * K_dim // 32)
+    return tuple(operators().repack_for_gemm(packed, absmax, K_dim, N, k))
 
 
 def kbit_gemm(A: Any, B_packed: Any, absmax: Any, codebook: Any, k: int, N: int, K_dim: int) -> Any:
     """Return A W^T, [M, N] of A's type: fused, or for many tokens by the library after unpacking."""
+    import torch
+
+    _check_sizes(k, N, K_dim)
+    _check(A, "A", A, (torch.float16, torch.bfloat16), K_dim)
+    if A.dim() != 2 or A.shape[1] != K_dim:
+        raise ValueError(f"kbit: A must be [M, {K_dim}], it is {list(A.shape)}")
+    blocks = -(-N // TILE_N) * -(-K_dim // TILE_K) * TILE_N * TILE_K // 32
+    _check(B_packed, "B_packed", A, (torch.int32,), blocks * k)
+    _check(absmax, "absmax", A, (torch.uint8,), blocks)
+    _check(codebook, "codebook", A, (torch.float32,), 1 << k)
     return operators().gemm(A, B_packed, absmax, codebook, k, N, K_dim)
 
 

@@ -1,6 +1,6 @@
 // Products of activations and codebook weights on 16-bit tensor cores: C = A W^T.
 //
-//   kbit_gemm_cuda<T>(args, plan, stream)   plan: kbit_plan_of(k, m, n, k_dim, multiprocessors, shared), or any chunks and splits
+//   kbit_gemm_cuda<T>(args, plan, stream)   plan: kbit_plan_of(k, m, n, k_dim, multiprocessors, shared), or any parts and blocks
 //
 //   a          m rows (tokens) of k_dim T, f16 or bf16, contiguous; 16-byte aligned
 //   tiles, scales, codebook   as in kbit.cuh
@@ -12,14 +12,15 @@
 // One launch, asynchronous, that allocates nothing: graphs can replay it. Where the launch before lets others begin before its own
 // end, as this one does, weights are read before that end: such a launch must not write weights. sm_80 and newer.
 //
-// A weight is its codebook entry rounded to T, times its scale, rounded to T: what kbit_unpack_cuda writes. Sums are in f32. A sum is
-// that of `chunks` parts of k, added in their order, whichever blocks made them: bits depend on chunks, not on splits.
+// A weight is its codebook entry rounded to T, times its scale, rounded to T: what kbit_unpack_cuda writes. Sums are in f32, of `parts`
+// that are added in their order, whichever blocks made them: bits depend on the plan's parts, not on its blocks.
 //
-// How. Rows of W are the rows of mma.m16n8k16, tokens its columns. Lane 4 g + t takes its weights from a tile as they lie, 16 bytes at a
-// time straight to registers, a unit ahead; as the order of k within a sum is free, it multiplies them by 16 bytes of row-major
-// activations: of k 32 t + 8 j ... + 7 of 128. Codes become weights by tables in shared memory of all pairs (of K=2 quadruples) of
-// entries, a copy for each lane, so that no two meet on a bank: a shift, a mask, a load and a product with the scale for two weights.
-// The published way, bits of planes and a shuffle for each weight, takes 64 to 138 instructions for 8 weights; this takes 15.
+// How. A block has up to 64 tokens and all of a tile of 256 rows, 8 warps by 2 strips, which share activations in shared memory. The units
+// of all tiles, one after the other, are shared out to parts, equal ones; sums of a tile that several parts have are added in their order.
+// Rows of W are the rows of mma.m16n8k16, tokens its columns. Lane 4 g + t takes its weights from a tile as they lie, 16 bytes at a
+// time straight to registers; as the order of k within a sum is free, it multiplies them by 16 bytes of row-major activations: of
+// k 32 t + 8 j ... + 7 of 128. Codes become weights by tables in shared memory of all pairs (of K=2 quadruples) of entries, a copy for
+// each lane, so that no two meet on a bank: a permute or a shift and a mask, a load and a product with the scale for two weights.
 //
 // References: PTX ISA, warp-level matrix fragments for m16n8k16, cp.async, griddepcontrol.
 
@@ -28,48 +29,59 @@
 #include "kbit.cuh"
 #include "w4a16_gemm.cuh"
 
-static constexpr int KBIT_HALF        = 128;  // of k: between two barriers
-static constexpr int KBIT_STAGES      = 3;    // of activations
-static constexpr int KBIT_WARPS       = 8;
-static constexpr int KBIT_MOST_CHUNKS = 16;
-static constexpr int KBIT_MOST_TOKENS = 64;   // of a block
-static constexpr int KBIT_MT          = 2;    // strips of a warp
+static constexpr int KBIT_MOST_TOKENS = 64;  // of a block
+static constexpr int KBIT_WARPS  = 8;
+static constexpr int KBIT_STRIPS = 2;   // of a warp
+static constexpr int KBIT_STAGES      = 3;   // of activations
 
-// A block has 8 nt tokens, each of its 8 warps mt strips of 16 rows, whose weights are asked for `ahead` units before they are used.
-// Blocks of them fit a multiprocessor. Replicas: of the table.
-template <typename T_, int K_, int nt, int mt, int ahead, int blocks, int replicas> struct kbit_config {
+// 8 nt tokens, weights asked for `ahead` units before they are used, blocks that fit a multiprocessor. A table of the codebook's entries
+// side by side, CODES an entry, with a copy for each of REPLICAS lanes.
+template <typename T_, int K_, int nt, int ahead, int blocks, int replicas, bool wide> struct kbit_config {
     using T = T_;
 
-    static constexpr int K      = K_;
-    static constexpr int NT     = nt;
-    static constexpr int MT     = mt;
-    static constexpr int AHEAD  = ahead;
-    static constexpr int BLOCKS = blocks;
-    static constexpr int ROWS   = KBIT_WARPS * mt * KBIT_ROWS;
-    static constexpr int TOKENS = 8 * nt;
+    static constexpr int K       = K_;
+    static constexpr int NT      = nt;
+    static constexpr int AHEAD   = ahead;
+    static constexpr int BLOCKS  = blocks;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
+    static constexpr int LEAST   = BLOCKS - (AHEAD > 1 || BLOCKS > 2);  // else registers spill, for what was not measured here
+#else
+    static constexpr int LEAST   = BLOCKS;
+#endif
+    static constexpr int TOKENS  = 8 * nt;
+    static constexpr int UNITS   = nt <= 2 ? 2 : 1;         // of a stage
+    static constexpr int X_UNIT  = TOKENS * KBIT_UNIT / 8;  // pieces of 16 bytes
+    static constexpr int X_STAGE = UNITS * X_UNIT;
 
-    static constexpr int CODES       = K == 2 ? 4 : 2;  // of an entry
-    static constexpr int ENTRIES     = 1 << (K * CODES);
-    static constexpr int REPLICAS    = replicas;
-    static constexpr int ENTRY_BYTES = REPLICAS * CODES * 2;
-    static constexpr int SHIFT       = ENTRY_BYTES == 128 ? 7 : ENTRY_BYTES == 64 ? 6 : 5;
-    static constexpr int TABLE_BYTES = ENTRIES * ENTRY_BYTES;
-    static constexpr int X_BYTES     = TOKENS * KBIT_HALF * 2;  // of a stage
-    static constexpr int SHARED      = TABLE_BYTES + KBIT_STAGES * X_BYTES;
+    static constexpr int  CODES       = K == 2 ? 4 : 2;
+    static constexpr int  ENTRIES     = 1 << (K * CODES);
+    static constexpr int  REPLICAS    = replicas;
+    static constexpr int  ENTRY_BYTES = REPLICAS * CODES * 2;
+    static constexpr bool WIDE        = wide;  // an entry each 256 bytes: a permute of bytes makes its place
+    static constexpr int  SHIFT       = WIDE ? 8 : ENTRY_BYTES == 128 ? 7 : ENTRY_BYTES == 64 ? 6 : 5;
+    static constexpr int  TABLE_BYTES = ENTRIES << SHIFT;
+    static constexpr int  SHARED      = TABLE_BYTES + KBIT_STAGES * X_STAGE * 16;
 
-    static_assert(1 << SHIFT == ENTRY_BYTES, "offsets are made by a shift");
+    static_assert(WIDE ? K * CODES == 8 : 1 << SHIFT == ENTRY_BYTES, "places are made by a permute or a shift");
+    static_assert(X_STAGE % KBIT_THREADS == 0, "all threads copy alike");
 };
 
 struct kbit_problem {
-    const void *    a;
-    const uint4 *   tiles;
-    const uint32_t * scales;
-    const float *   codebook;
-    void *          c;
-    int *           counters;
-    float4 *        partials;
-    int             m, n, k_dim, units, strips, tiles_n, chunks, splits;
+    const void *     a;
+    const uint32_t * tiles;
+    const uint16_t * scales;
+    const float *    codebook;
+    void *           c;
+    int *            counters;
+    float4 *         partials;
+    int              m, n, k_dim, units, strips, parts;
 };
+
+// of 256 rows
+static __host__ __device__ __forceinline__ int kbit_tiles(const int strips) {
+    constexpr int of_tile = KBIT_WARPS * KBIT_STRIPS;
+    return (strips + of_tile - 1) / of_tile;
+}
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 
@@ -83,9 +95,16 @@ static __device__ __forceinline__ uint4 kbit_load(const uint4 * x) {
     return v;
 }
 
-static __device__ __forceinline__ uint32_t kbit_load(const uint32_t * x) {
-    uint32_t v;
-    asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(x));
+static __device__ __forceinline__ uint2 kbit_load(const uint2 * x) {
+    uint2 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(v.x), "=r"(v.y) : "l"(x));
+    return v;
+}
+
+static __device__ __forceinline__ uint16_t kbit_load(const uint16_t * x) {
+    uint16_t v;
+    asm volatile("ld.global.nc.L1::no_allocate.u16 %0, [%1];" : "=h"(v) : "l"(x));
     return v;
 }
 
@@ -146,63 +165,170 @@ template <typename C> static __device__ __forceinline__ void kbit_fill_tables(ui
         if (C::CODES == 4) {
             w = kbit_pair<typename C::T>(codebook[entry >> 2 * C::K & MASK], codebook[entry >> 3 * C::K & MASK]);
         }
-        ((uint4 *) table)[i] = make_uint4(v, w, v, w);
+        ((uint4 *) (table + (entry << C::SHIFT)))[i % PARTS] = make_uint4(v, w, v, w);
     }
 }
 
 // Where the table has the entry of some bits of a stream of words, for this lane.
-template <int shift, int bits>
-static __device__ __forceinline__ uint32_t kbit_offset(const uint32_t * words, const int first, const uint32_t lane) {
-    const int      at   = first % 32;
-    const uint32_t low  = words[first / 32];
-    const uint32_t mask = ((1u << bits) - 1) << shift;
-    const uint32_t v    = at + bits > 32 ? __funnelshift_r(low, words[first / 32 + 1], at - shift)
-                          : at >= shift  ? low >> (at - shift)
-                                         : low << (shift - at);
-    return (v & mask) | lane;
+template <typename C> static __device__ __forceinline__ uint32_t kbit_offset(const uint32_t * words, const int first, const uint32_t lane) {
+    if constexpr (C::WIDE) {
+        return __byte_perm(words[first / 32], lane, 0x5504 | first % 32 / 8 << 4);
+    } else {
+        return kbit_field<C::K * C::CODES, C::SHIFT>(words, first) | lane;
+    }
+}
+
+// -- a lane's weights --
+
+// Its words and scales of a tile.
+template <int K> struct kbit_words {
+    uint32_t of[2 * K];
+    uint32_t scales;
+
+    __device__ __forceinline__ void load(const kbit_problem & p, const int tile) {
+        const int        lane = threadIdx.x % KBIT_WARP;
+        const uint32_t * from = p.tiles + (int64_t) tile * (2 * K * KBIT_WARP);
+#pragma unroll
+        for (int i = 0; i < K / 2; ++i) {
+            const uint4 v = kbit_load((const uint4 *) from + i * KBIT_WARP + lane);
+            of[4 * i] = v.x, of[4 * i + 1] = v.y, of[4 * i + 2] = v.z, of[4 * i + 3] = v.w;
+        }
+        if constexpr (K % 2) {
+            const uint2 v = kbit_load((const uint2 *) (from + (2 * K - 2) * KBIT_WARP) + lane);
+            of[2 * K - 2] = v.x, of[2 * K - 1] = v.y;
+        }
+        scales = kbit_load(p.scales + (int64_t) tile * KBIT_WARP + lane);
+    }
+
+    // twice the scale of a row, g or g+8
+    template <typename T> __device__ __forceinline__ uint32_t scale(const T type, const int row) const {
+        return kbit_scale(type, __byte_perm(scales, 0, row ? 0x1414 : 0x0404));
+    }
+};
+
+// 4 weights of a row: codes 4 s ... 4 s + 3 of a block, of which the first two are in a[row], the others in a[row + 2].
+template <typename C>
+static __device__ __forceinline__ void kbit_take_apart(
+        uint32_t (&a)[4], const uint32_t * block, const int s, const uint32_t scale, const int row, const uint8_t * table,
+        const uint32_t lane) {
+    const typename C::T type = {};
+    if constexpr (C::CODES == 4) {
+        const uint2 v = *(const uint2 *) (table + kbit_offset<C>(block, 8 * s, lane));
+        a[row]     = kbit_times(type, v.x, scale);
+        a[row + 2] = kbit_times(type, v.y, scale);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const uint32_t at = kbit_offset<C>(block, (2 * s + i) * 2 * C::K, lane);
+            a[row + 2 * i] = kbit_times(type, *(const uint32_t *) (table + at), scale);
+        }
+    }
+}
+
+// Where 8 of k of a token lie among those of a unit, [8 tokens][j][4 token + t] for k 32 t + 8 j: tokens and t are exchanged by j, so that
+// neither writing nor reading meets a bank twice.
+static __device__ __forceinline__ int kbit_piece(const int group, const int j, const int lane) {
+    return (group * 4 + j) * KBIT_WARP + (lane ^ (j % 2 * 4 + j / 2 * 2));
+}
+
+// of: which 8 of k
+static __device__ __forceinline__ int kbit_piece_of(const int token, const int of) {
+    return kbit_piece(token / 8, of % 4, token % 8 * 4 + of / 4);
+}
+
+// Four sums of a lane, of rows g and g+8 of a strip and two of 8 tokens from `token` on, to where they are in the matrix.
+template <typename T>
+static __device__ __forceinline__ void kbit_write(const kbit_problem & p, const int strip, const int token, const float (&sums)[4]) {
+    const int lane = threadIdx.x % KBIT_WARP;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int row = strip * KBIT_ROWS + lane / 4 + i / 2 * 8, column = token + lane % 4 * 2 + i % 2;
+        if (row < p.n && column < p.m) {
+            kbit_round(sums[i], ((T *) p.c)[(int64_t) column * p.n + row]);
+        }
+    }
+}
+
+static __device__ __forceinline__ void kbit_add(float (&to)[4], const float4 & v) {
+    to[0] += v.x, to[1] += v.y, to[2] += v.z, to[3] += v.w;
+}
+
+// Of those that share a sum, whether this block is the last to have stored its part.
+static __device__ __forceinline__ bool kbit_is_last(int * counter, const int done, const int of) {
+    __shared__ bool last;
+
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        last = atomicAdd(counter, done) + done == of;
+        if (last) {
+            *counter = 0;  // for the next launch
+        }
+    }
+    __syncthreads();
+    __threadfence();
+    return last;
 }
 
 // -- a warp's sums --
 
-// Where a block puts the sums of a chunk of one of all tiles of all slices.
-template <typename C> static __device__ __forceinline__ float4 * kbit_partials(const kbit_problem & p, const int of, const int chunk) {
-    const int64_t tiles = (int64_t) gridDim.y * p.tiles_n;
-    return p.partials + (chunk * tiles + of) * (C::MT * C::NT * KBIT_THREADS);
+// Tiles' units one after the other, of which each part has an equal share.
+static __device__ __forceinline__ int64_t kbit_first(const kbit_problem & p, const int part) {
+    return (int64_t) kbit_tiles(p.strips) * p.units * part / p.parts;
+}
+
+static __device__ __forceinline__ int kbit_part_of(const kbit_problem & p, const int64_t unit) {
+    return (int) (((unit + 1) * p.parts - 1) / ((int64_t) kbit_tiles(p.strips) * p.units));
+}
+
+// Where the sums of a part of a tile go: of a tile that it begins, or of one that it goes on with.
+template <typename C> static __device__ __forceinline__ float4 * kbit_partials(const kbit_problem & p, const int part, const bool begins) {
+    return p.partials + ((int64_t) (blockIdx.y * p.parts + part) * 2 + begins) * (KBIT_STRIPS * C::NT * KBIT_THREADS);
 }
 
 template <typename C> class kbit_sums {
     using T = typename C::T;
 
-  public:
-    __device__ __forceinline__ kbit_sums(const kbit_problem & p, uint8_t * shared, const int tile, const int token)
-        : p_(p), table_(shared), xs_(shared + C::TABLE_BYTES), token_(token),
-          lane_((threadIdx.x % KBIT_WARP) % C::REPLICAS * (C::CODES * 2)),
-          strip_((tile * KBIT_WARPS + (int) threadIdx.x / KBIT_WARP) * C::MT) {}
+    static constexpr int BUFFERS = C::AHEAD + 1;
+    static constexpr int PERIOD  = BUFFERS % C::UNITS == 0 ? BUFFERS : BUFFERS * C::UNITS;
 
-    // The weights of the first units of a part of k: they depend on no other launch.
-    __device__ __forceinline__ void begin(const int first, const int last) {
+  public:
+    __device__ __forceinline__ kbit_sums(const kbit_problem & p, uint8_t * shared)
+        : p_(p), table_(shared), xs_((uint4 *) (shared + C::TABLE_BYTES)), token_(blockIdx.y * C::TOKENS),
+          lane_((threadIdx.x % KBIT_WARP) % C::REPLICAS * (C::CODES * 2)) {}
+
+    // The weights of the first units: they depend on no other launch.
+    __device__ __forceinline__ void begin(const int tile, const int first, const int last) {
+        strip_ = (tile * KBIT_WARPS + (int) threadIdx.x / KBIT_WARP) * KBIT_STRIPS;
 #pragma unroll
         for (int i = 0; i < C::AHEAD; ++i) {
             load(i, first + i, last);
         }
-        clear();
     }
 
     __device__ __forceinline__ void multiply(const int first, const int last) {
-        const int end = 2 * last;
+        clear();
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < KBIT_STAGES - 1; ++i) {
-            copy_activations(2 * first + i, end, i);
+            copy_activations(first + i * C::UNITS, last, i);
         }
-        int stage = 0;
-        for (int unit = first; unit < last; unit += C::AHEAD + 1) {
+        int           stage = 0;
+        const uint4 * x     = nullptr;
+        for (int unit = first; unit < last; unit += PERIOD) {
 #pragma unroll
-            for (int i = 0; i <= C::AHEAD; ++i) {
+            for (int i = 0; i < PERIOD; ++i) {
                 if (unit + i < last) {
-                    load((i + C::AHEAD) % (C::AHEAD + 1), unit + i + C::AHEAD, last);
-                    multiply_half<0>(i, 2 * (unit + i), end, stage);
-                    multiply_half<1>(i, 2 * (unit + i) + 1, end, stage);
+                    load((i + C::AHEAD) % BUFFERS, unit + i + C::AHEAD, last);
+                    if (i % C::UNITS == 0) {
+                        w4a16_wait<KBIT_STAGES - 2>();
+                        // all copies of this stage are there for all, and no warp still reads the stage before
+                        __syncthreads();
+                        copy_activations(unit + i + (KBIT_STAGES - 1) * C::UNITS, last, stage == 0 ? KBIT_STAGES - 1 : stage - 1);
+                        x     = xs_ + stage * C::X_STAGE;
+                        stage = stage == KBIT_STAGES - 1 ? 0 : stage + 1;
+                    }
+                    multiply_unit(i % BUFFERS, x + i % C::UNITS * C::X_UNIT);
                 }
             }
         }
@@ -211,46 +337,38 @@ template <typename C> class kbit_sums {
 
     __device__ __forceinline__ void store(float4 * to) const {
 #pragma unroll
-        for (int i = 0; i < C::MT * C::NT; ++i) {
+        for (int i = 0; i < KBIT_STRIPS * C::NT; ++i) {
             const float(&v)[4] = acc_[i / C::NT][i % C::NT];
             to[i * KBIT_THREADS + threadIdx.x] = make_float4(v[0], v[1], v[2], v[3]);
         }
     }
 
-    // The sum of all chunks, in their order.
-    __device__ __forceinline__ void add_up(const int of) {
+    // The sums of all parts of a tile, in their order.
+    __device__ __forceinline__ void add_up(const int tile) {
         clear();
-#pragma unroll 2
-        for (int chunk = 0; chunk < p_.chunks; ++chunk) {
-            const float4 * from = kbit_partials<C>(p_, of, chunk) + threadIdx.x;
+        const int first = kbit_part_of(p_, (int64_t) tile * p_.units), last = kbit_part_of(p_, (int64_t) (tile + 1) * p_.units - 1);
+#pragma unroll 1
+        for (int part = first; part <= last; ++part) {
+            const float4 * from = kbit_partials<C>(p_, part, part == first) + threadIdx.x;
 #pragma unroll
-            for (int i = 0; i < C::MT * C::NT; ++i) {
-                float(&v)[4]      = acc_[i / C::NT][i % C::NT];
-                const float4 part = __ldcg(from + i * KBIT_THREADS);
-                v[0] += part.x;
-                v[1] += part.y;
-                v[2] += part.z;
-                v[3] += part.w;
+            for (int i = 0; i < KBIT_STRIPS * C::NT; ++i) {
+                kbit_add(acc_[i / C::NT][i % C::NT], __ldcg(from + i * KBIT_THREADS));
             }
         }
     }
 
-    __device__ __forceinline__ void write() const {
-        const int lane = threadIdx.x % KBIT_WARP;
+    __device__ __forceinline__ void write(const int tile) const {
+        const int strip = (tile * KBIT_WARPS + (int) threadIdx.x / KBIT_WARP) * KBIT_STRIPS;
 #pragma unroll
-        for (int i = 0; i < C::MT * C::NT * 4; ++i) {
-            const int row   = (strip_ + i / (4 * C::NT)) * KBIT_ROWS + lane / 4 + i % 4 / 2 * 8;
-            const int token = token_ + i / 4 % C::NT * 8 + lane % 4 * 2 + i % 2;
-            if (row < p_.n && token < p_.m) {
-                kbit_round(acc_[i / (4 * C::NT)][i / 4 % C::NT][i % 4], ((T *) p_.c)[(int64_t) token * p_.n + row]);
-            }
+        for (int i = 0; i < KBIT_STRIPS * C::NT; ++i) {
+            kbit_write<T>(p_, strip + i / C::NT, token_ + i % C::NT * 8, acc_[i / C::NT][i % C::NT]);
         }
     }
 
   private:
     __device__ __forceinline__ void clear() {
 #pragma unroll
-        for (int i = 0; i < C::MT * C::NT * 4; ++i) {
+        for (int i = 0; i < KBIT_STRIPS * C::NT * 4; ++i) {
             acc_[i / (4 * C::NT)][i / 4 % C::NT][i % 4] = 0.0f;
         }
     }
@@ -261,29 +379,19 @@ template <typename C> class kbit_sums {
             return;
         }
 #pragma unroll
-        for (int mt = 0; mt < C::MT; ++mt) {
-            const int       strip = min(strip_ + mt, p_.strips - 1);
-            const int64_t   tile  = (int64_t) strip * p_.units + unit;
-            const uint4 *   from  = p_.tiles + tile * (C::K * KBIT_WARP) + threadIdx.x % KBIT_WARP;
-            uint32_t(&words)[4 * C::K] = words_[buffer][mt];
-#pragma unroll
-            for (int i = 0; i < C::K; ++i) {
-                const uint4 v = kbit_load(from + i * KBIT_WARP);
-                words[4 * i] = v.x, words[4 * i + 1] = v.y, words[4 * i + 2] = v.z, words[4 * i + 3] = v.w;
-            }
-            scales_[buffer][mt] = kbit_load(p_.scales + tile * KBIT_WARP + threadIdx.x % KBIT_WARP);
+        for (int mt = 0; mt < KBIT_STRIPS; ++mt) {
+            words_[buffer][mt].load(p_, min(strip_ + mt, p_.strips - 1) * p_.units + unit);
         }
     }
 
-    // 128 of k, in pieces of 8: [8 tokens][j][4 token + t] for k 32 t + 8 j, every other j with its tokens exchanged by twos, so that
-    // neither writing nor reading meets a bank twice.
-    __device__ __forceinline__ void copy_activations(const int half, const int end, const int stage) const {
-        if (half < end) {
-            for (unsigned i = threadIdx.x; i < C::TOKENS * (KBIT_HALF / 8); i += KBIT_THREADS) {
-                const int token = i / 16, t = i % 16 / 4, j = i % 4;
-                const int k     = half * KBIT_HALF + (int) i % 16 * 8;
-                const int slot  = (token / 8 * 4 + j) * KBIT_WARP + ((token % 8 * 4 + t) ^ j % 2 * 4);
-                uint4 *   to    = (uint4 *) (xs_ + stage * C::X_BYTES) + slot;
+    __device__ __forceinline__ void copy_activations(const int unit, const int last, const int stage) const {
+        if (unit < last) {
+#pragma unroll
+            for (int i = 0; i < C::X_STAGE / KBIT_THREADS; ++i) {
+                const int at    = i * KBIT_THREADS + (int) threadIdx.x;
+                const int token = at / (16 * C::UNITS), of = at / 16 % C::UNITS;
+                const int k     = (unit + of) * KBIT_UNIT + at % 16 * 8;
+                uint4 *   to    = xs_ + stage * C::X_STAGE + of * C::X_UNIT + kbit_piece_of(token, at % 16);
                 if (token_ + token < p_.m && k < p_.k_dim) {
                     w4a16_copy(to, (const T *) p_.a + (int64_t) (token_ + token) * p_.k_dim + k);
                 } else {
@@ -294,36 +402,26 @@ template <typename C> class kbit_sums {
         w4a16_commit();
     }
 
-    template <int h>
-    __device__ __forceinline__ void multiply_half(const int buffer, const int half, const int end, int & stage) {
-        w4a16_wait<KBIT_STAGES - 2>();
-        // all copies of this half are there for all, and no warp still reads what was read in the half before
-        __syncthreads();
-        copy_activations(half + KBIT_STAGES - 1, end, stage == 0 ? KBIT_STAGES - 1 : stage - 1);
-
-        const uint4 * x = (const uint4 *) (xs_ + stage * C::X_BYTES);
-        stage = stage == KBIT_STAGES - 1 ? 0 : stage + 1;
-        uint32_t scale[C::MT][2];
+    __device__ __forceinline__ void multiply_unit(const int buffer, const uint4 * x) {
+        uint32_t scale[KBIT_STRIPS][2];
 #pragma unroll
-        for (int i = 0; i < C::MT * 2; ++i) {
-            const int byte = 2 * h + i % 2;
-            scale[i / 2][i % 2] =
-                kbit_scale(T(), __byte_perm(scales_[buffer][i / 2], 0, 0x0404 | byte << 4 | byte << 12));
+        for (int i = 0; i < KBIT_STRIPS * 2; ++i) {
+            scale[i / 2][i % 2] = words_[buffer][i / 2].scale(T(), i % 2);
         }
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             uint4 b[C::NT];
 #pragma unroll
             for (int nt = 0; nt < C::NT; ++nt) {
-                b[nt] = x[(nt * 4 + j) * KBIT_WARP + (threadIdx.x % KBIT_WARP ^ j % 2 * 4)];
+                b[nt] = x[kbit_piece(nt, j, threadIdx.x % KBIT_WARP)];
             }
 #pragma unroll
-            for (int mt = 0; mt < C::MT; ++mt) {
+            for (int mt = 0; mt < KBIT_STRIPS; ++mt) {
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                     uint32_t a[4];
-                    take_apart(a, words_[buffer][mt] + 2 * h * C::K, 2 * j + i, scale[mt][0], 0);
-                    take_apart(a, words_[buffer][mt] + (2 * h + 1) * C::K, 2 * j + i, scale[mt][1], 1);
+                    kbit_take_apart<C>(a, words_[buffer][mt].of, 2 * j + i, scale[mt][0], 0, table_, lane_);
+                    kbit_take_apart<C>(a, words_[buffer][mt].of + C::K, 2 * j + i, scale[mt][1], 1, table_, lane_);
 #pragma unroll
                     for (int nt = 0; nt < C::NT; ++nt) {
                         const uint32_t part[2] = {i == 0 ? b[nt].x : b[nt].z, i == 0 ? b[nt].y : b[nt].w};
@@ -334,86 +432,68 @@ template <typename C> class kbit_sums {
         }
     }
 
-    // 4 weights of a row: codes 4 s ... 4 s + 3 of a block, of which the first two are in a[row], the others in a[row + 2].
-    __device__ __forceinline__ void take_apart(
-            uint32_t (&a)[4], const uint32_t * block, const int s, const uint32_t scale, const int row) const {
-        if constexpr (C::CODES == 4) {
-            const uint2 v = *(const uint2 *) (table_ + kbit_offset<C::SHIFT, 8>(block, 8 * s, lane_));
-            a[row]     = kbit_times(T(), v.x, scale);
-            a[row + 2] = kbit_times(T(), v.y, scale);
-        } else {
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const uint32_t at = kbit_offset<C::SHIFT, 2 * C::K>(block, (2 * s + i) * 2 * C::K, lane_);
-                a[row + 2 * i] = kbit_times(T(), *(const uint32_t *) (table_ + at), scale);
-            }
-        }
-    }
-
     const kbit_problem & p_;
     const uint8_t *      table_;
-    uint8_t *            xs_;
+    uint4 *              xs_;
     const int            token_;
     const uint32_t       lane_;
-    const int            strip_;
+    int                  strip_;
 
-    uint32_t words_[C::AHEAD + 1][C::MT][4 * C::K];
-    uint32_t scales_[C::AHEAD + 1][C::MT];
-    float    acc_[C::MT][C::NT][4];
+    kbit_words<C::K> words_[BUFFERS][KBIT_STRIPS];
+    float    acc_[KBIT_STRIPS][C::NT][4];
 };
 
 // -- kernel --
 
-static __device__ __forceinline__ int kbit_part(const int of, const int i, const int parts) {
-    return (int) ((unsigned) of * (unsigned) i / (unsigned) parts);  // of < 2^16, i <= 16
-}
+// What a block multiplies at once: units first ... last - 1 of a tile, as far as its parts go.
+struct kbit_segment {
+    int part, tile, first, last;
 
-// Blocks (tiles x splits, slices of tokens). A block makes its chunks of a tile's sum; whose chunks are the last to be there adds all up.
-template <typename C> static __global__ void __launch_bounds__(KBIT_THREADS, C::BLOCKS) kbit_gemm(const kbit_problem p) {
+    __device__ __forceinline__ kbit_segment(const kbit_problem & p, const int part, const int64_t at)
+        : part(part), tile((int) (at / p.units)), first((int) (at % p.units)),
+          last((int) min((int64_t) p.units, first + kbit_first(p, part + 1) - at)) {}
+
+    // the next one of a part, or the first of the next part
+    __device__ __forceinline__ kbit_segment next(const kbit_problem & p) const {
+        const int64_t at = (int64_t) tile * p.units + last;
+        return {p, part + (at == kbit_first(p, part + 1)), at};
+    }
+};
+
+// Blocks (of parts, slices of tokens), each of consecutive parts. Who is the last to be there adds up a tile that several parts share.
+template <typename C> static __global__ void __launch_bounds__(KBIT_THREADS, C::LEAST) kbit_gemm(const kbit_problem p) {
     extern __shared__ __align__(128) uint8_t kbit_shared[];
-    __shared__ bool last_of_tile;
 
     if constexpr (C::SHARED > W4A16_ARCH_SHARED) {
         __trap();
     } else {
-        const int tile  = blockIdx.x % p.tiles_n;
-        const int split = blockIdx.x / p.tiles_n;
-        const int begin = kbit_part(p.chunks, split, p.splits);
-        const int end   = kbit_part(p.chunks, split + 1, p.splits);
-        const int of    = blockIdx.y * p.tiles_n + tile;
-
-        kbit_sums<C> sums(p, kbit_shared, tile, blockIdx.y * C::TOKENS);
-        for (int chunk = begin; chunk < end; ++chunk) {
-            const int first = kbit_part(p.units, chunk, p.chunks);
-            const int last  = kbit_part(p.units, chunk + 1, p.chunks);
-            sums.begin(first, last);
-            if (chunk == begin) {
-                kbit_fill_tables<C>(kbit_shared, p.codebook);
-                w4a16_others_may_begin();
-                w4a16_wait_for_the_other();
+        const int  part = (int) ((int64_t) p.parts * blockIdx.x / gridDim.x);
+        const int  end  = (int) ((int64_t) p.parts * (blockIdx.x + 1) / gridDim.x);
+        kbit_sums<C> sums(p, kbit_shared);
+        kbit_segment now(p, part, kbit_first(p, part));
+        sums.begin(now.tile, now.first, now.last);
+        kbit_fill_tables<C>(kbit_shared, p.codebook);
+        w4a16_others_may_begin();
+        w4a16_wait_for_the_other();
+        while (now.part < end) {
+            sums.multiply(now.first, now.last);
+            const kbit_segment then = now.next(p);
+            if (then.part < end) {
+                sums.begin(then.tile, then.first, then.last);
             }
-            sums.multiply(first, last);
-            if (p.chunks > 1) {
-                sums.store(kbit_partials<C>(p, of, chunk));
+            bool whole = now.last - now.first == p.units;
+            if (!whole) {
+                sums.store(kbit_partials<C>(p, now.part, now.first == 0));
+                whole = kbit_is_last(p.counters + blockIdx.y * kbit_tiles(p.strips) + now.tile, now.last - now.first, p.units);
+                if (whole) {
+                    sums.add_up(now.tile);
+                }
             }
+            if (whole) {
+                sums.write(now.tile);
+            }
+            now = then;
         }
-        if (p.chunks > 1) {
-            __threadfence();
-            __syncthreads();
-            if (threadIdx.x == 0) {
-                last_of_tile = atomicAdd(p.counters + of, end - begin) + end - begin == p.chunks;
-            }
-            __syncthreads();
-            if (!last_of_tile) {
-                return;
-            }
-            __threadfence();
-            sums.add_up(of);
-            if (threadIdx.x == 0) {
-                p.counters[of] = 0;  // for the next launch
-            }
-        }
-        sums.write();
     }
 }
 
@@ -438,67 +518,50 @@ struct kbit_args {
     void *           workspace;
 };
 
-// chunks: of k, whose sums are added in their order, at most 16 and no more than units of 256. splits: blocks among which they are.
+// parts: of all tiles' units. blocks: among which they are.
 struct kbit_plan {
-    int     chunks, splits;
-    bool    small;  // shared memory: copies of K=5's table for a quarter of the lanes
+    int     parts, blocks;
+    bool    small;  // shared memory: smaller tables
     int64_t workspace;
 };
 
+static inline int64_t kbit_over(const int64_t x, const int64_t by) { return (x + by - 1) / by; }
+
+// of 8 tokens
 static inline int kbit_groups_of(const int64_t m) { return m <= 8 ? 1 : m <= 16 ? 2 : m <= 32 ? 4 : 8; }
 
-// mt strips a warp
-static inline int64_t kbit_tiles_n(const int64_t n, const int mt) { return (kbit_strips(n) + KBIT_WARPS * mt - 1) / (KBIT_WARPS * mt); }
-
-static inline int64_t kbit_slices(const int64_t m) { return (m + KBIT_MOST_TOKENS - 1) / KBIT_MOST_TOKENS; }
+static inline int64_t kbit_slices(const int64_t m) { return kbit_over(m, KBIT_MOST_TOKENS); }
 
 // The router: up to so many tokens the product takes the weights apart itself, beyond kbit_unpack_cuda and a library multiply. Each 64
-// tokens take them apart anew: K=4, 14336 x 4096 on an H200, 74 us against 99 with 128 tokens, 145 against 111 with 256.
+// tokens take them apart anew: K=4, 14336 x 4096 on an H200, 74 us against 78 with 128 tokens, 136 against 91 with 256.
 static inline int64_t kbit_most_fused(int /*k*/) { return 128; }
 
-static inline int64_t kbit_workspace(const int64_t m, const int64_t n, const int chunks, const int mt = KBIT_MT) {
-    const int64_t tiles    = kbit_slices(m) * kbit_tiles_n(n, mt);
-    const int64_t counters = (tiles * (int64_t) sizeof(int) + 255) / 256 * 256;
-    const int64_t partials = chunks * tiles * mt * kbit_groups_of(m) * KBIT_THREADS * (int64_t) sizeof(float4);
-    return counters + (chunks > 1 ? partials : 0);
+static inline int64_t kbit_counters(const int64_t m, const int64_t n) {
+    return kbit_over(kbit_slices(m) * kbit_tiles((int) kbit_strips(n)) * (int64_t) sizeof(int), 256) * 256;
 }
 
-static constexpr int kbit_blocks_of(const int k, const int groups) { return k == 5 || groups > 2 ? 1 : 2; }
-
-// As many chunks as make rounds of blocks short: a round takes its units, and about one more to begin and to end.
-// fit: blocks at a time.
-static inline kbit_plan kbit_plan_for(const int64_t fit, const int mt, const int64_t m, const int64_t n, const int64_t k_dim) {
-    const int64_t tiles = kbit_slices(m) * kbit_tiles_n(n, mt);
-    const int64_t units = kbit_units(k_dim);
-    int64_t       best  = INT64_MAX;
-    kbit_plan     plan  = {1, 1, false, 0};
-    for (int chunks = 1; chunks <= KBIT_MOST_CHUNKS && chunks <= units; ++chunks) {
-        const int64_t cost = (tiles * chunks + fit - 1) / fit * ((units + chunks - 1) / chunks + 1);
-        if (cost < best) {
-            best        = cost;
-            plan.chunks = plan.splits = chunks;
-        }
-    }
-    plan.workspace = kbit_workspace(m, n, plan.chunks, mt);
-    return plan;
+static inline int64_t kbit_workspace(const int64_t m, const int64_t n, const int parts) {
+    const int64_t sums = 2 * kbit_slices(m) * parts * KBIT_STRIPS * kbit_groups_of(m) * KBIT_THREADS;
+    return kbit_counters(m, n) + sums * (int64_t) sizeof(float4);
 }
 
+static constexpr int kbit_blocks_of(const int k, const int groups) { return groups == 8 || (k == 5 && groups == 4) ? 1 : k == 3 && groups == 1 ? 3 : 2; }
+
+// A part for each block that has room at a time, of 2 units at least.
 static inline kbit_plan kbit_plan_of(const int k, const int64_t m, const int64_t n, const int64_t k_dim, const int multiprocessors,
                                      const int shared) {
-    kbit_plan plan = kbit_plan_for((int64_t) multiprocessors * kbit_blocks_of(k, kbit_groups_of(m)), KBIT_MT, m, n, k_dim);
-    plan.small     = shared < 200 * 1024;
-    return plan;
+    const int64_t most  = kbit_over(kbit_tiles((int) kbit_strips(n)) * kbit_units(k_dim), 2);
+    const int64_t room  = multiprocessors * kbit_blocks_of(k, kbit_groups_of(m)) / kbit_slices(m);
+    const int     parts = (int) (room < 1 ? 1 : room < most ? room : most);
+    return {parts, parts, shared < 200 * 1024, kbit_workspace(m, n, parts)};
 }
 
 // -- launch --
 
 template <typename C> static cudaError_t kbit_launch(const kbit_args & g, const kbit_plan & plan, cudaStream_t stream) {
-    const int64_t      slices   = kbit_slices(g.m);
-    const int64_t      tiles_n  = kbit_tiles_n(g.n, C::MT);
-    const int64_t      counters = (slices * tiles_n * (int64_t) sizeof(int) + 255) / 256 * 256;
-    const kbit_problem p = {g.a, (const uint4 *) g.tiles, (const uint32_t *) g.scales, g.codebook, g.c, (int *) g.workspace,
-                            (float4 *) ((uint8_t *) g.workspace + counters), (int) g.m, (int) g.n, (int) g.k_dim,
-                            (int) kbit_units(g.k_dim), (int) kbit_strips(g.n), (int) tiles_n, plan.chunks, plan.splits};
+    const kbit_problem p = {g.a, g.tiles, (const uint16_t *) g.scales, g.codebook, g.c, (int *) g.workspace,
+                            (float4 *) ((uint8_t *) g.workspace + kbit_counters(g.m, g.n)), (int) g.m, (int) g.n, (int) g.k_dim,
+                            (int) kbit_units(g.k_dim), (int) kbit_strips(g.n), plan.parts};
     const cudaError_t status = cudaFuncSetAttribute(kbit_gemm<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::SHARED);
     if (status != cudaSuccess) {
         return status;
@@ -507,7 +570,7 @@ template <typename C> static cudaError_t kbit_launch(const kbit_args & g, const 
     attribute.id                                         = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
-    config.gridDim            = dim3((unsigned) (tiles_n * plan.splits), (unsigned) slices);
+    config.gridDim            = dim3((unsigned) plan.blocks, (unsigned) kbit_slices(g.m));
     config.blockDim           = dim3(KBIT_THREADS);
     config.dynamicSmemBytes   = C::SHARED;
     config.stream             = stream;
@@ -516,23 +579,27 @@ template <typename C> static cudaError_t kbit_launch(const kbit_args & g, const 
     return cudaLaunchKernelEx(&config, kbit_gemm<C>, p);
 }
 
+// As trials on an H200 with 8 and 16 tokens found them (plans/kbit.md): more units ahead where registers allow, two blocks that hold 16 copies of
+// K=5's table rather than one with 32.
 template <typename T, int K, int nt> static cudaError_t kbit_by_memory(const kbit_args & g, const kbit_plan & plan, cudaStream_t stream) {
-    constexpr int REPLICAS = K == 2 ? 16 : 32;
-    constexpr int BLOCKS   = kbit_blocks_of(K, nt);
-    if constexpr (K == 5) {
+    constexpr bool FEW      = nt <= 2;
+    constexpr int  AHEAD    = (K == 4 && nt == 1) || (K < 4 && nt == 2) ? 3 : 1;
+    constexpr int  BLOCKS   = kbit_blocks_of(K, nt);
+    constexpr int  REPLICAS = K == 2 || K == 5 ? 16 : 32;
+    if constexpr (K == 5 || (K == 4 && FEW)) {
         if (plan.small) {
-            return kbit_launch<kbit_config<T, K, nt, KBIT_MT, 1, BLOCKS, 8>>(g, plan, stream);
+            return kbit_launch<kbit_config<T, K, nt, 1, BLOCKS, K == 5 ? 8 : 32, false>>(g, plan, stream);
         }
     }
-    return kbit_launch<kbit_config<T, K, nt, KBIT_MT, 1, BLOCKS, REPLICAS>>(g, plan, stream);
+    return kbit_launch<kbit_config<T, K, nt, AHEAD, BLOCKS, REPLICAS, FEW && K % 2 == 0>>(g, plan, stream);
 }
 
 template <typename T> static cudaError_t kbit_gemm_cuda(const kbit_args & g, const kbit_plan & plan, cudaStream_t stream) {
-    if (kbit_check(g.k, g.n, g.k_dim) != cudaSuccess || g.m < 1 || g.m > 65535 * KBIT_MOST_TOKENS || plan.chunks < 1 ||
-        plan.chunks > kbit_units(g.k_dim) || plan.splits < 1 || plan.splits > plan.chunks) {
+    if (kbit_check(g.k, g.n, g.k_dim) != cudaSuccess || g.m < 1 || g.m > 65535 * KBIT_MOST_TOKENS || plan.parts < 1 ||
+        plan.parts > kbit_tiles((int) kbit_strips(g.n)) * kbit_units(g.k_dim) || plan.blocks < 1 || plan.blocks > plan.parts) {
         return cudaErrorInvalidValue;
     }
-    if (!kbit_aligned(g.a, 16) || !kbit_aligned(g.tiles, 16) || !kbit_aligned(g.scales, 4) || !kbit_aligned(g.c, 2) ||
+    if (!kbit_aligned(g.a, 16) || !kbit_aligned(g.tiles, 16) || !kbit_aligned(g.scales, 2) || !kbit_aligned(g.c, 2) ||
         !kbit_aligned(g.workspace, 256)) {
         return cudaErrorMisalignedAddress;
     }

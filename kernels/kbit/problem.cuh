@@ -6,6 +6,7 @@
 #include "kbit_gemm.cuh"
 #include "reference.cuh"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -71,7 +72,7 @@ template <typename T> struct problem {
         : s(s), entries(entries.empty() ? normal_codebook(s.k) : entries), codebook(4 << s.k), planes(s.n * s.k_dim / 32 * 4 * s.k),
           absmax(s.n * s.k_dim / 32), tiles(kbit_tile_words(s.k, s.n, s.k_dim) * 4), scales(kbit_tile_scales(s.n, s.k_dim) * 4),
           a(s.m * s.k_dim * 2), c(s.m * s.n * 2), flags(3 * 4),
-          workspace(kbit_workspace(s.m, s.n, s.m > KBIT_MOST_TOKENS ? plan().chunks : KBIT_MOST_CHUNKS)) {
+          workspace(kbit_workspace(s.m, s.n, std::max(plan().parts, 16))) {
         to_device(codebook, this->entries);
         CUDA_CHECK(cudaMemset(workspace.as<char>(), 0, workspace.size()));
         CUDA_CHECK(cudaMemset(flags.as<char>(), 0, flags.size()));

@@ -16,7 +16,7 @@ LAUNCH = re.compile(r"(\w+(?:<[\w:, ]+>)?)<<<(.+?)>>>\(\s*(.*?)\);", re.DOTALL)
 INSTRUCTIONS = {
     r'asm\("mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32 ".*?\);\n': "emulated_mma(c, a, b);\n",
     r'asm(?: volatile)?\("ld\.global\.nc\.L1::no_allocate\.v4\.u32 .*?\);\n': "v = emulated_load(x);\n",
-    r'asm volatile\("ld\.global\.nc\.L1::no_allocate\.u32 .*?\);\n': "v = *x;\n",
+    r'asm volatile\("ld\.global\.nc\.L1::no_allocate\.(?:v2\.u32|u16) .*?\);\n': "v = *x;\n",
     r'asm\("mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16\.f16\.f32 ".*?\);\n': "emulated_mma_f16(c, a, b0, b1);\n",
     r'asm\("mma\.sync\.aligned\.kind::mxf4nvf4\..*?\);\n': "emulated_mma_fp4(c, a, b, scale_a, scale_b, 16);\n",
     r'asm\("mma\.sync\.aligned\.kind::mxf4\..*?\);\n': "emulated_mma_fp4(c, a, b, scale_a, scale_b, 32);\n",

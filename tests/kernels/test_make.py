@@ -40,7 +40,7 @@ COMPILED = {
     "fp4_accumulate": {"_Z11fp4_product": 2 * 11 * 2},
     "gdn_state": {"_Z14gdn_state_step": 2 * 3},
     "kbit": {
-        "_Z9kbit_gemm": 2 * 4 * 5 * 3,
+        "_Z9kbit_gemm": 2 * 22 * 3,
         "_Z13kbit_quantise": 3 * 2 * 4 * 3,
         "_Z15kbit_dequantise": 3 * 2 * 4 * 3,
         "_Z11kbit_repack": 4 * 3,

@@ -391,8 +391,6 @@ static void emulated_meet(int threads) {
     ++emulated_events;
 }
 
-static inline void __syncwarp() {}
-
 // body(), a call of a kernel, in every thread. Shared memory is poisoned before each block.
 static void emulate(
         const std::function<void()> & body, dim3 grid, dim3 block, int shared = 0, void * /*stream*/ = nullptr) {
@@ -448,6 +446,8 @@ template <typename T> static T emulated_exchange(T value, unsigned from) {
     memcpy(&value, emulated_exchanged(value) + from, sizeof(value));
     return value;
 }
+
+static inline void __syncwarp() { emulated_exchanged(0.0f); }
 
 static unsigned __ballot_sync(unsigned /*mask*/, bool yes) {
     const float * const all   = emulated_exchanged(yes ? 1.0f : 0.0f) + (threadIdx.x + threadIdx.y * blockDim.x) / 32 * 32;
