@@ -535,15 +535,6 @@ static __device__ __forceinline__ uint64_t nvfp4_grouped_descriptor(const void *
            (uint64_t) (NVFP4_GROUPED_GROUP_BYTES >> 4) << 32;
 }
 
-// w4a16_wgmma's narrowest: most experts of a small batch have no more columns.
-static __device__ __forceinline__ void w4a16_wgmma(float (&c)[1][4], const uint32_t (&a)[4], const uint64_t b) {
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {"
-                 "%0, %1, %2, %3}, "
-                 "{%4, %5, %6, %7}, %8, p, 1, 1, 0; }"
-                 : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-
 // Columns from `at` on, up to width, by the widest instructions.
 template <int width, int at, int nt>
 static __device__ __forceinline__ void nvfp4_grouped_wgmma(float (&c)[nt][4], const uint32_t (&a)[4], const uint64_t b) {
