@@ -164,6 +164,14 @@ def test_times_that_a_proxy_changed_are_refused(change: Callable[[dict[str, Any]
     assert told in problem
 
 
+def test_a_wave_that_warms_up_must_be_whole_and_no_more() -> None:
+    early = [lambda wave: wave.update(cpu=0.9), lambda wave: [e["end"].update(ms=190.0) for e in wave["streams"]]]
+    for change in early:
+        assert parse(changed(lambda row, change=change: change(row["waves"][0])), cells()).problems == ()  # type: ignore[misc]
+    (problem,) = parse(changed(lambda row: row["waves"][0]["streams"][0].update(status=500)), cells()).problems
+    assert "HTTP 500" in problem
+
+
 @pytest.mark.parametrize("about", [{**ABOUT, "slots": 3}, {**ABOUT, "n_ctx": 116}, {}])
 def test_a_server_with_too_little_room_is_refused(about: dict[str, Any]) -> None:
     parsed = parse(output((1, 4), 16, 100, 3, about=about), cells())
