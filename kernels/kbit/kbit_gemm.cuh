@@ -6,7 +6,7 @@
 //   tiles, scales, codebook   as in kbit.cuh
 //   c          m rows of n T, contiguous; 2-byte aligned; overlaps none of the others
 //   workspace  plan.workspace bytes, 256-byte aligned, zeros before its first use: every launch leaves its counters 0. One for each
-//              stream
+//              stream, which all products of up to 4096 tiles of 256 rows by 64 tokens can share
 //   returns    cudaErrorInvalidValue for a size, cudaErrorMisalignedAddress for a pointer, else what the launch returned
 //
 // One launch, asynchronous, that allocates nothing: graphs can replay it. Where the launch before lets others begin before its own
@@ -536,8 +536,9 @@ static inline int64_t kbit_slices(const int64_t m) { return kbit_over(m, KBIT_MO
 // tokens take them apart anew: K=4, 14336 x 4096 on an H200, 74 us against 78 with 128 tokens, 136 against 91 with 256.
 static inline int64_t kbit_most_fused(int /*k*/) { return 128; }
 
+// A multiple of what 4096 tiles of 256 rows by 64 tokens need: products up to that size have theirs at one place.
 static inline int64_t kbit_counters(const int64_t m, const int64_t n) {
-    return kbit_over(kbit_slices(m) * kbit_tiles((int) kbit_strips(n)) * (int64_t) sizeof(int), 256) * 256;
+    return kbit_over(kbit_slices(m) * kbit_tiles((int) kbit_strips(n)), 4096) * 4096 * (int64_t) sizeof(int);
 }
 
 static inline int64_t kbit_workspace(const int64_t m, const int64_t n, const int parts) {

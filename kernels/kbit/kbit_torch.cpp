@@ -73,12 +73,13 @@ std::tuple<Tensor, Tensor> repack(const Tensor & packed, const Tensor & absmax, 
 }
 
 // Zeros that every product leaves zeros: one for each stream, kept. In a graph its own, in the graph's memory: it may be replayed anywhere.
-Tensor workspace_for(const Tensor & a, int64_t bytes) {
+Tensor workspace_for(const Tensor & a, int64_t n, int64_t bytes) {
     static std::mutex mutex;
     static auto &     kept = *new std::map<cudaStream_t, Tensor>();  // never freed: CUDA may be gone before it
 
     const auto zeros = [&] { return at::zeros({bytes}, a.options().dtype(at::kByte)); };
-    if (c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) {
+    const bool too_large_to_share = n > 256 * 2048;  // with 128 tokens 4096 tiles
+    if (too_large_to_share || c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) {
         return zeros();
     }
     const std::lock_guard<std::mutex> lock(mutex);
@@ -100,7 +101,7 @@ Tensor gemm(const Tensor & a, const Tensor & tiles, const Tensor & scales, const
         return at::mm(a, w.t());
     }
     const Tensor c         = at::empty({m, n}, a.options());
-    const Tensor workspace = workspace_for(a, kbit_workspace_of((int) k, m, n, k_dim));
+    const Tensor workspace = workspace_for(a, n, kbit_workspace_of((int) k, m, n, k_dim));
     check(kbit_gemm_any(place<void>(a), code_of(a), m, place<uint32_t>(tiles), place<uint8_t>(scales), place<float>(codebook), (int) k, n,
                         k_dim, place<void>(c), place<void>(workspace), workspace.numel(), stream()));
     return c;
