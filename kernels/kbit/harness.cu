@@ -7,6 +7,7 @@
 #include "../common/copy.cuh"
 #include "../common/cublas.cuh"
 #include "../common/graph.cuh"
+#include "../common/verbs.cuh"
 #include "proof.cuh"
 
 #include <memory>
@@ -241,19 +242,10 @@ static int one(int k, int64_t m) {
 }
 
 int main(int argc, char ** argv) {
-    const std::string verb = argc > 1 ? argv[1] : "";
-    if (verb == "test" && argc == 2) {
-        return concluded(everything());
-    }
-    if (verb == "edges" && argc == 2) {
-        return concluded(all_edges());
-    }
-    if (verb == "bench" && argc <= 3) {
-        return bench_all(argc == 3 ? argv[2] : nullptr);
-    }
-    if (verb == "one" && argc == 4 && atoi(argv[2]) > 0 && atoll(argv[3]) > 0) {
-        return one(atoi(argv[2]), atoll(argv[3]));
-    }
-    fprintf(stderr, "usage: %s test | edges | bench [CUBLAS] | one K M\n", argv[0]);
-    return 2;
+    return run_verb(argc, argv, {
+        {"test", [](char **) { return concluded(everything()); }},
+        {"edges", [](char **) { return concluded(all_edges()); }},
+        {"bench [CUBLAS]", [](char ** is) { return bench_all(is[0]); }},
+        {"one K M", [](char ** is) { return atoi(is[0]) > 0 && atoll(is[1]) > 0 ? one(atoi(is[0]), atoll(is[1])) : 2; }},
+    });
 }

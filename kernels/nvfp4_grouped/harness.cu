@@ -6,6 +6,7 @@
 // ./harness one TOKENS       one product, for a profiler
 
 #include "../common/bench.cuh"
+#include "../common/verbs.cuh"
 #include "rival.cuh"
 
 #include <memory>
@@ -180,22 +181,11 @@ static int one(int64_t tokens) {
 }
 
 int main(int argc, char ** argv) {
-    const std::string verb = argc > 1 ? argv[1] : "";
-    if (verb == "test" && argc == 2) {
-        return concluded(everything());
-    }
-    if (verb == "edges" && argc == 2) {
-        return concluded(edges());
-    }
-    if (verb == "bench" && argc <= 3) {
-        return bench_all(argc == 3 ? argv[2] : nullptr);
-    }
-    if (verb == "tune" && argc == 2) {
-        return concluded(tune());
-    }
-    if (verb == "one" && argc == 3 && atoll(argv[2]) > 0) {
-        return one(atoll(argv[2]));
-    }
-    fprintf(stderr, "usage: %s test | edges | bench [CUBLAS] | tune | one TOKENS\n", argv[0]);
-    return 2;
+    return run_verb(argc, argv, {
+        {"test", [](char **) { return concluded(everything()); }},
+        {"edges", [](char **) { return concluded(edges()); }},
+        {"bench [CUBLAS]", [](char ** is) { return bench_all(is[0]); }},
+        {"tune", [](char **) { return concluded(tune()); }},
+        {"one TOKENS", [](char ** is) { return atoll(is[0]) > 0 ? one(atoll(is[0])) : 2; }},
+    });
 }

@@ -5,6 +5,7 @@
 // ./harness one TYPE M N K  one launch of each table, for a profiler or a sanitizer
 
 #include "../common/bench.cuh"
+#include "../common/verbs.cuh"
 #include "proof.cuh"
 #include "tune.cuh"
 
@@ -155,22 +156,11 @@ static int one(const std::string & type, int64_t m, int64_t n, int64_t k) {
 }
 
 int main(int argc, char ** argv) {
-    const std::string verb = argc > 1 ? argv[1] : "";
-    if (verb == "test" && argc == 2) {
-        return concluded(everything());
-    }
-    if (verb == "edges" && argc == 2) {
-        return concluded(edges());
-    }
-    if (verb == "bench" && argc == 2) {
-        return bench_all();
-    }
-    if (verb == "tune" && argc == 2) {
-        return concluded(tune());
-    }
-    if (verb == "one" && argc == 6) {
-        return one(argv[2], atoll(argv[3]), atoll(argv[4]), atoll(argv[5]));
-    }
-    fprintf(stderr, "usage: %s test | edges | bench | tune | one TYPE M N K\n", argv[0]);
-    return 2;
+    return run_verb(argc, argv, {
+        {"test", [](char **) { return concluded(everything()); }},
+        {"edges", [](char **) { return concluded(edges()); }},
+        {"bench", [](char **) { return bench_all(); }},
+        {"tune", [](char **) { return concluded(tune()); }},
+        {"one TYPE M N K", [](char ** is) { return one(is[0], atoll(is[1]), atoll(is[2]), atoll(is[3])); }},
+    });
 }
