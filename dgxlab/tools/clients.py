@@ -20,7 +20,9 @@ def _at(entry: Entry, path: str) -> Any:
     """Return what an entry has under names with dots between; None if it has nothing there."""
     found: Any = entry
     for name in path.split("."):
-        found = found.get(name) if isinstance(found, Mapping) else None
+        if not isinstance(found, Mapping):
+            return None
+        found = found.get(name)
     return found
 
 
@@ -120,17 +122,15 @@ def _guide(report: Entry) -> Reading:
     notes: list[str] = []
     for each in report["benchmarks"]:
         metrics, strategy = each["metrics"], each["config"]["strategy"]
-        sizes = {name: _at(metrics, f"{what}_token_count.successful.mean") for name, what in _SIDES.items()}
+        pp, tg = (_at(metrics, f"{side}_token_count.successful.mean") for side in ("prompt", "output"))
         rate = strategy.get("rate")
         asked = {"pl": strategy.get("streams"), "rate": rate and f"{rate:g}"}
-        rows.append(_row({**sizes, **asked}, metrics, _GUIDE))
+        rows.append(_row({"pp": pp, "tg": tg, **asked}, metrics, _GUIDE))
         totals = metrics["request_totals"]
         notes += _failed(totals["errored"], totals["total"])
     names = {"program": "guidellm", "version": report["metadata"]["guidellm_version"]}
     return Reading(tuple(rows), names, tuple(notes))
 
-
-_SIDES = {"pp": "prompt", "tg": "output"}
 
 # -- AIPerf -----------------------------------------------------------------------------------------------------------
 

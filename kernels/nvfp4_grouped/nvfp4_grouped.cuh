@@ -110,6 +110,12 @@ struct nvfp4_grouped_problem {
     int             m, units, tiles_m;
 };
 
+struct nvfp4_grouped_activations {
+    const float * x;
+    int           used, slots;
+    int64_t       token, slot;  // f32 from one to the next
+};
+
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
 // -- route --
@@ -220,12 +226,6 @@ nvfp4_grouped_route(const nvfp4_grouped_problem p, const int32_t * __restrict__ 
 }
 
 // -- convert --
-
-struct nvfp4_grouped_activations {
-    const float * x;
-    int           used, slots;
-    int64_t       token, slot;  // f32 from one to the next
-};
 
 // The 8 columns of a block of threads (32, warps): lane 8 q + c has column c's 16 of each of 4 blocks, of which q says word and
 // nibble. of: column c's.
@@ -838,12 +838,6 @@ template <int tile_n>
 static __global__ void nvfp4_grouped_route(nvfp4_grouped_problem, const int32_t *, int64_t, int, int) {
     __trap();
 }
-
-struct nvfp4_grouped_activations {
-    const float * x;
-    int           used, slots;
-    int64_t       token, slot;
-};
 
 template <int warps> static __global__ void nvfp4_grouped_to_f16(nvfp4_grouped_problem, nvfp4_grouped_activations) {
     __trap();
