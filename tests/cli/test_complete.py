@@ -37,6 +37,7 @@ def complete(measured: Project, monkeypatch: pytest.MonkeyPatch) -> Complete:
     [
         ("dgxlab pl", ["plan"]),
         ("dgxlab plan t", ["toy", "toy-b"]),
+        ("dgxlab --version --db results.db plan t", ["toy", "toy-b"]),
         ("dgxlab ab toy toy-", ["toy-b"]),
         ("dgxlab run toy --host ", ["local", "dgx"]),
         ("dgxlab host check d", ["dgx"]),

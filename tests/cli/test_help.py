@@ -75,8 +75,9 @@ def test_help_has_an_example_that_parses(path: tuple[str, ...], dgxlab: Any) -> 
     assert words[0] == "dgxlab"
     assert parse(ROOT, words[1:]) == list(path)
     assert LEAVES[path].help.splitlines()[0].endswith(".")
-    assert all(parameter.help for parameter in LEAVES[path].params if parameter.name != "help")
-    options = {option for parameter in LEAVES[path].params for option in parameter.opts}
+    parameters = LEAVES[path].get_params(typer.Context(LEAVES[path]))
+    assert all(parameter.help for parameter in parameters if parameter.name != "help")
+    options = {option for parameter in parameters for option in parameter.opts}
     assert {"--format", "--quiet"} <= options or path == ("schema",)
 
 
