@@ -49,6 +49,7 @@ class ChainRun:
     flaw: str = ""  # why no verdict may use the run
     seconds: float = 0.0
     idle: bool = False  # the path under test should have run and did not
+    refused: str = ""  # why cells of a valid run have no value
 
 
 def comparisons(step: ChainStep) -> tuple[Comparison, ...]:
@@ -128,12 +129,17 @@ def chain_of(step: ChainStep, comparison: Comparison, runs: Iterable[ChainRun], 
             row.append(run)
         return row
 
+    def wrong(run: ChainRun) -> str:
+        cell = comparison.candidate if run.role == CANDIDATE else comparison.baseline
+        why = run.flaw or ("" if (cell, comparison.metric) in run.values else run.refused)
+        return f"{run.role} {run.cycle} {why}" if why else ""
+
     baselines, candidates = in_a_row(BASELINE, 0), in_a_row(CANDIDATE, 1)
     flaws = {}
     for cycle, candidate in enumerate(candidates, 1):
         beside = (*baselines[cycle - 1 : cycle], candidate, *baselines[cycle : cycle + 1])
-        if wrong := [f"{run.role} {run.cycle} {run.flaw}" for run in beside if run.flaw]:
-            flaws[cycle] = "; ".join(wrong)
+        if whys := list(filter(None, map(wrong, beside))):
+            flaws[cycle] = "; ".join(whys)
     burn_in = [run for (role, _), run in ran.items() if role == BURN_IN]
     last = burn_in[-1].values if burn_in and not burn_in[-1].flaw else {}
     return Chain(

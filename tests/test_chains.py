@@ -1,5 +1,7 @@
 """When a chain is over: the same answer for the agent that holds it and the client that judges it."""
 
+from dataclasses import replace
+
 import pytest
 
 from dgxlab.chains import ChainRun, Over, chain_of, comparisons, over
@@ -61,3 +63,12 @@ def test_the_verdict_says_why_the_chain_is_over(store: Store, told: str, expecte
     (judged,) = judge(store, "J")
     assert judged.verdict.verdict == "invalid"
     assert judged.verdict.reasons[0].startswith(expected)
+
+
+def test_a_cell_that_was_refused_costs_its_comparison_the_cycle() -> None:
+    ran = runs(6)
+    ran[1] = replace(ran[1], values={("another cell", "avg_ts"): 1.0}, refused="B128: HTTP 500")
+    (comparison,) = comparisons(STEP)
+    assert chain_of(STEP, comparison, ran).flaws == {1: "candidate 1 B128: HTTP 500"}
+    ran[1] = replace(runs(6)[1], refused="B128: HTTP 500")
+    assert chain_of(STEP, comparison, ran).flaws == {}

@@ -190,7 +190,7 @@ class ChainRunner:
         results = run.results if run.status == "valid" else ()
         values = {(result.cell, m.metric): median(m.samples) for result in results for m in result.measurements}
         idle = any(says_not_engaged(str(reason)) for reason in run.reasons[:1])
-        self._runs.append(chains.ChainRun(role, cycle, values, wrong, run.seconds, idle))
+        self._runs.append(chains.ChainRun(role, cycle, values, wrong, run.seconds, idle, run.reason))
         self._around = _ranges((row.name, row.median) for row in run.telemetry)
         if run.status != "valid" and attempt.again != "disturbed" and role != BURN_IN and not again:
             self._failed = run

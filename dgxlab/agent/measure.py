@@ -236,7 +236,7 @@ class Workbench:
         return rates
 
     def failure(self, name: str, attempt: Attempt, tries: int = 1) -> DgxlabError:
-        """Return the error for the run called `name`, whose last of `tries` attempts was not valid."""
+        """Return the error for the run called `name`, whose last of `tries` attempts does not count as a whole."""
         words = attempt.run.reason + (f" ({tries} attempts)" if tries > 1 else "")
         if attempt.again == "disturbed":
             return HostBusy(f"{name} was not left alone: {words}", next=AGAIN)
@@ -257,13 +257,16 @@ def threads(parsed: Parsed) -> int:
 def run_status(
     step: RunStep, launched: Completed, parsed: Parsed, absent: Sequence[str] = ()
 ) -> tuple[Literal["valid", "discarded", "failed"], tuple[Reason, ...]]:
-    """Return a run's status, and the reasons if it is not valid; stderr must not have a text of `absent`."""
+    """Return a run's status, and why it or some of its cells do not count; stderr must not have a text of `absent`."""
     program = Path(program_of(step.argv)).name
+    refused: tuple[Reason, ...] = ()
     if not launched.ended.ok:
         return "failed", (launched.failure(program, step.limit_s),)
     if parsed.problems:
         disk = full_disk(launched.stdout.parent)
-        return "failed", (reason(Code.ROWS, program=program, problems=list(parsed.problems), disk=disk),)
+        refused = (reason(Code.ROWS, program=program, problems=list(parsed.problems), disk=disk),)
+        if not (BENCHES[step.tool].apart and parsed.results):
+            return "failed", refused
     errors = launched.errors() if step.markers or absent else ""
     for marker in step.markers:
         if marker not in errors:
@@ -271,4 +274,4 @@ def run_status(
     for marker in absent:
         if marker in errors:
             return "discarded", (reason(Code.ENGAGED_TOO, marker=marker, program=program),)
-    return "valid", ()
+    return "valid", refused

@@ -182,7 +182,7 @@ class Worker:
             if not left[attempt.again]:
                 break
             left[attempt.again] -= 1
-        if attempt.run.status != "valid":
+        if attempt.run.reasons:
             self.fail(self.bench.failure(step.id, attempt, number + 1))
 
     def _chain(self, step: ChainStep) -> None:

@@ -71,6 +71,7 @@ def _run(event: events.RunEvent) -> list[str]:
     below = [f"  {'hard event' if flag.hard else 'flag'}: {flag.reason}" for flag in event.flags]
     if event.status != "valid":
         return [f"{event.id} {event.status}: {event.reason}", *below]
+    below += [f"  refused: {event.reason}"] if event.reason else []
     for result in event.results:
         values = []
         for measurement in result.measurements:

@@ -141,6 +141,7 @@ def _runs(store: Store, job_id: str) -> Iterator[_Run]:
         counts = row["status"] == "valid"
         medians = {key: stats.median(samples) for key, samples in values[run_id].items()} if counts else {}
         wrong = flaw(row["status"], row["reason"], [flag["reason"] for flag in flags[run_id] if flag["hard"]])
+        idle = says_not_engaged(row["reason"])
         unsettled = [flag["reason"] for flag in flags[run_id] if flag["kind"] == "unsettled"]
         clocks, powers = (
             [each["median"] for each in telemetry[run_id] if each["name"] == name]
@@ -150,7 +151,7 @@ def _runs(store: Store, job_id: str) -> Iterator[_Run]:
             row["chain"],
             row["model_id"],
             row["reason"] if row["status"] == "failed" else "",
-            ChainRun(row["role"], row["cycle"], medians, wrong, row["seconds"], says_not_engaged(row["reason"])),
+            ChainRun(row["role"], row["cycle"], medians, wrong, row["seconds"], idle, row["reason"]),
             "".join(unsettled),
             clocks[0] if len(clocks) == 1 else None,
             sum(powers) if powers else None,

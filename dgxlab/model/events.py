@@ -260,7 +260,7 @@ class RunEvent(Event):
     started: Time
     seconds: Seconds
     status: Literal["valid", "discarded", "failed"]
-    reasons: tuple[Reason, ...] = ()  # why it is not valid
+    reasons: tuple[Reason, ...] = ()  # why it is not valid, or why cells of a valid run have no number
     results: tuple[CellResult, ...]
     cells: Mapping[Digest, Cell]
     before: Annotated[Mapping[str, Any], decoder(State)]
@@ -274,7 +274,7 @@ class RunEvent(Event):
 
     @property
     def reason(self) -> str:
-        """Why the run is not valid, in words; "" if it is."""
+        """The reasons in words; "" for none."""
         return "; ".join(map(str, self.reasons))
 
     @property

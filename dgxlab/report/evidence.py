@@ -52,6 +52,8 @@ GATES = f"""{MINE} SELECT {OF_GATES} FROM mine JOIN gates USING (job_id, arm, bu
 CHECKS = f"""{MINE} SELECT checks.*, device_id FROM mine JOIN checks USING (job_id, arm, build_id)
              WHERE job_id NOT IN ({REJECTED}) ORDER BY at, check_id"""  # noqa: S608 - our own
 
+ROWS = "SELECT cell FROM rows WHERE run_id = ?"
+
 VALUES = "SELECT * FROM measurements WHERE run_id IN ({}) ORDER BY run_id, cell, metric"
 
 FLAGS = """SELECT run_id, kind, hard, reason FROM flags
@@ -117,7 +119,7 @@ class Measured:
 
 
 Lost = tuple[Row, tuple[CellAsk, ...]]
-"""A run that does not count, with the cells that it should have measured; () if its plan cannot be read."""
+"""A run that does not count as a whole, with the cells that it should have measured; () if its plan cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,7 @@ def find_evidence(store: Store, ask: Ask) -> Evidence:
         measured,
         {row["gate_digest"]: row for row in (*gates, *checks)},
         tuple(row for row in (*reversed(gates), *reversed(checks)) if row["status"] == "failed"),
-        tuple(_lost(store, [row for row in reversed(runs) if row["status"] != "valid"])),
+        tuple(_lost(store, [row for row in reversed(runs) if row["reason"]])),
     )
 
 
@@ -297,7 +299,7 @@ def mean_of(judged: Judged, role: str, metric: str, medians: Mapping[int, float]
 
 
 def _lost(store: Store, runs: Sequence[Row]) -> Iterator[Lost]:
-    """Yield runs, each with the cells of its step, which is found by the arguments."""
+    """Yield runs, each with the cells of its step that have no number; the step is found by the arguments."""
     steps: dict[str, tuple[RunStep, ...]] = {}
     for job_id in {run["job_id"] for run in runs}:
         try:
@@ -306,7 +308,11 @@ def _lost(store: Store, runs: Sequence[Row]) -> Iterator[Lost]:
             steps[job_id] = ()
     for run in runs:
         step = next((step for step in steps[run["job_id"]] if _ran(step, run, json.loads(run["argv"]))), None)
-        yield run, tuple(CellAsk(cell, step.model, step.env) for cell in step.cells) if step else ()
+        counted = run["status"] == "valid"
+        measured = {row["cell"] for row in store.rows(ROWS, (run["run_id"],))} if counted else set()
+        status = "refused" if counted else run["status"]
+        asked = [CellAsk(cell, step.model, step.env) for cell in step.cells] if step else []
+        yield {**run, "status": status}, tuple(ask for ask in asked if ask.cell.key not in measured)
 
 
 def _ran(step: RunStep, run: Row, argv: Sequence[str]) -> bool:

@@ -115,10 +115,11 @@ class ChainSession:
         ]
         last = {_place(run): run["run_id"] for run in self.runs}
         runs = []
-        for run in (run for run in self.runs if run["status"] != "valid"):
+        for run in (run for run in self.runs if run["reason"]):
             what = f"{run['chain']} {run['tool']}: {run['role']} {run['cycle']}"
             again = last[_place(run)] != run["run_id"]
-            runs.append(Failure(self.job.job_id, what, run["status"], run["reason"], again))
+            status = "refused" if run["status"] == "valid" else run["status"]
+            runs.append(Failure(self.job.job_id, what, status, run["reason"], again))
         return [*failed_session(self.job, [*gates, *runs]), *gates, *runs]
 
 

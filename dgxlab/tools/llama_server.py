@@ -203,6 +203,7 @@ class ServeBench(Benchmark):
         *("--ssl-key-file", "--ssl-cert-file", "--cache-ram", "-cram", "--log-disable", "--log-file", "-fit", "--fit"),
     )
     pins = False
+    apart = True
     vocabulary = True
     form = "serving"
     parse = staticmethod(parse)

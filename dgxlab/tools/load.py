@@ -365,6 +365,8 @@ def main(settings: str, *argv: str) -> None:
                         break
                 _print({**{name: asked[name] for name in ("pp", "tg")}, "pl": pl, "waves": waves})
                 _alive(server)
+                if any(stream.get("stalled") for stream in waves[-1]["streams"]):
+                    raise Problem("streams stalled: what the server still does would disturb the next ones")
     except (Problem, OSError) as error:
         _print({"problem": str(error)})
 

@@ -120,6 +120,7 @@ class Benchmark(Bench):
     either: ClassVar[tuple[str, ...]] = ()  # keys of sizes of which a cell has one; all other keys and axes multiply
     rounds: ClassVar[int] = 1  # how often a launch measures each cell; only the last counts
     attempts: ClassVar[int] = 1  # how often a run may be launched when it ends well with rows missing
+    apart: ClassVar[bool] = False  # whether the cells of a launch that have a number count when others have none
     vocabulary: ClassVar[bool] = False  # whether its model needs one
     pins: ClassVar[bool] = True  # whether its number of threads says how many processors it needs
     form: ClassVar[str]  # the report's `--form` that shows its results

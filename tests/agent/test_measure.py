@@ -82,7 +82,8 @@ def test_a_run_that_was_not_left_alone_is_repeated(outcomes: Sequence[tuple[str,
     def measure(step: RunStep, name: str) -> Attempt:
         names.append(name)
         status, again = next(coming)
-        return Attempt(SimpleNamespace(status=status), again)  # type: ignore[arg-type]
+        reasons = () if status == "valid" else ("why",)
+        return Attempt(SimpleNamespace(status=status, reasons=reasons), again)  # type: ignore[arg-type]
 
     worker: Any = SimpleNamespace(
         plan=SimpleNamespace(steps=[STEP]),

@@ -1,5 +1,6 @@
 """Servers through the agent: what becomes of their times in the record, and that none outlives its job."""
 
+import json
 import os
 import re
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 from dgxlab import audit
 from dgxlab.errors import RemoteError
 from dgxlab.model import EngagedGate
-from dgxlab.report import page, query
+from dgxlab.report import collect, page, query
 from tests import toy
 from tests.lab.conftest import ToyLab, kinds
 from tests.lab.test_chain import hold
@@ -27,13 +28,19 @@ def test_a_server_is_measured(toy_lab: ToyLab) -> None:
     assert toy_lab.run(experiment)[0].job_id == ""  # nothing is measured again
 
 
-def test_one_failed_stream_fails_its_cell(toy_lab: ToyLab) -> None:
+def test_one_failed_stream_costs_its_cell_alone(toy_lab: ToyLab) -> None:
     experiment = toy_lab.experiment(gates=(), bench=(toy.serve(env={"TOY": "500"}),))
     error, events = toy_lab.fail(RemoteError, experiment)
     assert re.search("B2: stream [01]: HTTP 500", error.message)
     *_, run = kinds(events, "run")
-    assert run["status"] == "failed"
-    assert "pp16 tg160 B2" not in {run["cells"][result["cell"]]["label"] for result in run["results"]}
+    assert run["status"] == "valid"
+    assert [run["cells"][result["cell"]]["label"] for result in run["results"]] == ["pp16 tg160 B1"]
+    assert audit.check(toy_lab.lab.store) == []
+    report = collect(toy_lab.lab.store, "toy")
+    assert [(each.labels, each.reason[:10]) for each in report.missing] == [(("pp16 tg160 B2",), "refused in")]
+    assert [failure.status for failure in report.failures if failure.kind == "run"] == ["refused"]
+    (launch,) = kinds(toy_lab.fail(RemoteError, experiment)[1], "run")[-1:]  # again: what was refused, alone
+    assert json.loads(launch["argv"][4])["pl"] == [2]
 
 
 def test_a_session_alternates_servers(toy_lab: ToyLab) -> None:
