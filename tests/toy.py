@@ -130,8 +130,9 @@ HEAD += "".join(f"{head};\n" for head in re.findall(r"(?m)^((?!static)[a-z].*?\)
 
 BACKEND_OPS = """
 int main(int argc, char ** argv) {
-    const char * op = option(argc, argv, "-o", "");
+    const char * op = option(argc, argv, "-o", "MUL_MAT");
     const char * backend = option(argc, argv, "-b", "");
+    int name = strcspn(op, "(");
     if (argc == 2) { printf("Usage: test-backend-ops [mode] [-o <op>] [-b <backend>] [-p <regex>] [--output <o>]\\n"); return 1; }
     begin(argc, argv);
     fprintf(stderr, "toy-marker: here\\n");
@@ -154,11 +155,11 @@ int main(int argc, char ** argv) {
     if (strcmp(backend, "CPU")) { say("  Skipping\\n1/1 backends passed\\n\\033[1;32mOK\\033[0m\\n"); return 0; }
     say("  Device description: toy\\n  Device memory: 1 MB (1 MB free)\\n\\n");
     for (int n = 1; n <= 3 - fewer && !alone; n++) {
-        say("  MUL_MAT(type_a=f32,n=%d): \\033[1;32mOK\\033[0m\\n", strcmp(toy(), "one case") ? n : 1);
+        say("  %.*s(type_a=f32,n=%d): \\033[1;32mOK\\033[0m\\n", name, op, strcmp(toy(), "one case") ? n : 1);
     }
-    say("  MUL_MAT(type_a=f16,n=1): not supported [CPU] \\n");
+    say("  %.*s(type_a=f16,n=1): not supported [CPU] \\n", name, op);
     if (failing) { say("[MUL_MAT] ERR = 0.01 > 0.0005   "); } else { say("  "); }
-    say("MUL_MAT(type_a=q4_0,n=9): %s\\n", failing ? "\\033[1;31mFAIL\\033[0m" : "\\033[1;32mOK\\033[0m");
+    say("%.*s(type_a=q4_0,n=9): %s\\n", name, op, failing ? "\\033[1;31mFAIL\\033[0m" : "\\033[1;32mOK\\033[0m");
     int total = alone ? 1 : 4 - fewer;
     say("  %d/%d tests passed\\n", total - failing, total);
     if (failing) { say("\\nFailing tests:\\n  MUL_MAT(type_a=q4_0,n=9)\\n"); }

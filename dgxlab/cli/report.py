@@ -224,12 +224,11 @@ def _session(opened: Store, name: str) -> str | None:
     """Return the session of that name, None for an experiment's name or an unknown one."""
     from dgxlab.store import only_match
 
+    known = opened.rows("SELECT job_id FROM jobs WHERE ? IN (job_id, name)", (name,))
+    if known or not name:
+        return name if {"job_id": name} in known else None
     job_ids = opened.job_ids(name)
-    if job_ids == [name]:
-        return name
-    if not name or not job_ids or opened.rows("SELECT 1 FROM jobs WHERE name = ?", (name,)):
-        return None
-    return only_match(job_ids, name)
+    return only_match(job_ids, name) if job_ids else None
 
 
 def _newest(opened: Store, tool: str | None) -> list[str]:

@@ -47,31 +47,34 @@ class Check:
     def rows(self, lab: Lab, names: Sequence[str], others: Collection[Experiment], watch: Watch) -> Iterator[Upgrade]:
         """Yield the row of stock, then of each series.
 
-        A row has the parity gates of the experiment, and the operations that `others` have gates for, of specs that
-        apply this series alone: another one may bring an operation of its own.
+        A row has the parity gates of the experiment, and one for each other operation that `others` have a gate for and
+        the patched C sources name: series bring operations of their own.
 
         Raises:
             DgxlabError: for an error that does not lie in what is built.
         """
         root = Path(self.experiment.root)
         lab.cache.ensure(self.pin, self.sources, lambda note: watch(events.NoteEvent(note=note)))
+        ops = sorted({gate.op for each in others for gate in each.gates if isinstance(gate, ParityGate)})
         for name in ("", *names):
             try:
-                series.apply(lab.cache, self.pin, [series.read(root, name, self.pin)] if name else [])
+                commit = series.apply(lab.cache, self.pin, [series.read(root, name, self.pin)] if name else []).commit
             except (PatchError, SpecError) as error:
                 port = f"dgxlab patch refresh {name} --pin {self.pin} --beside"
                 mend = port if isinstance(error, PatchError) else error.next
                 yield Upgrade(name, applies=False, reason=error.message, next=mend)
                 continue
-            alone = [gate for each in others if name and each.series == (name,) for gate in each.gates]
-            row = self._row(lab, name, {gate.op for gate in alone if isinstance(gate, ParityGate)}, watch)
+            grep = ("grep", "--quiet", "--word-regexp", "--fixed-strings")
+            known = [op for op in ops if lab.cache.git.attempt(*grep, op, commit, "--", "*.c", "*.cpp").rc == 0]
+            row = self._row(lab, name, known, watch)
             problems = series.check(root, name, lab.cache, self.pin) if name else ()
             yield replace(row, problems=tuple(problems))
 
-    def _row(self, lab: Lab, name: str, ops: set[str], watch: Watch) -> Upgrade:
+    def _row(self, lab: Lab, name: str, ops: Sequence[str], watch: Watch) -> Upgrade:
         old = replace(gated(self.experiment), series=tuple(filter(None, [name])))
         gates = [gate for gate in old.gates if isinstance(gate, ParityGate)]
-        more = [replace(gates[0], op=op, env={}) for op in sorted(ops - {gate.op for gate in gates})] if gates else []
+        others = [op for op in ops if op not in {gate.op for gate in gates}] if gates else []
+        more = [replace(gates[0], op=op, env={}, where={}) for op in others]
         short = f"{old.name[:40]}-{name or 'stock'}"[:55]
         old = replace(old, gates=(*gates, *more), name=short)
         new = replace(old, pin=self.pin, sources=tuple(self.sources), name=f"{short}-new")
