@@ -95,7 +95,7 @@ class App(typer.Typer):
     """A group of commands. A parameter that is a dataclass becomes one option per annotated field."""
 
     def __init__(self, help: str, **settings: Any) -> None:
-        super().__init__(help=help, cls=_Group, no_args_is_help=True, rich_markup_mode=None, **settings)
+        super().__init__(help=help, no_args_is_help=True, rich_markup_mode=None, **{"cls": Group, **settings})
 
     def add(self, function: Command) -> Command:
         """Make a function a command; --db, --format and --quiet may be given before its name or after it."""
@@ -105,7 +105,9 @@ class App(typer.Typer):
         return function
 
 
-class _Group(TyperGroup):
+class Group(TyperGroup):
+    """What a group of commands is to a command line."""
+
     def get_params(self, ctx: Any) -> list[Any]:
         return _as_typed(ctx, super().get_params(ctx))
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from typer import Argument, Option
 
-from dgxlab.cli._app import App, Workspace, experiment, readable_experiments
+from dgxlab.cli._app import App, Group, Workspace, experiment, readable_experiments
 from dgxlab.cli._out import Out, table
 from dgxlab.cli.patch import known_series
 from dgxlab.cli.run import MeasureOptions
@@ -20,7 +20,13 @@ from dgxlab.errors import CheckFailed, UsageError
 if TYPE_CHECKING:
     from dgxlab.lab.upgrade import Upgrade
 
-app = App("Name llama.cpp's commits, and try newer ones.")
+
+class _Pins(Group):
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        return super().resolve_command(ctx, args if args[0] in self.commands else ["id", *args])
+
+
+app = App("Name llama.cpp's commits, and try newer ones.", cls=_Pins)
 
 
 @app.add
@@ -31,6 +37,8 @@ def id_(
     out: Out,
 ) -> None:
     """Print the pin that a tag, a branch or a commit is, for a spec.
+
+    "dgxlab pin b6900" is short for it.
 
     Example: dgxlab pin id b6900
     """

@@ -190,7 +190,7 @@ class PinCache:
 def check_pin(pin: str) -> None:
     """Raise a SpecError unless `pin` is a full commit id."""
     if not COMMIT.fullmatch(pin):
-        mend = command("dgxlab", "pin", "id", pin)
+        mend = command("dgxlab", "pin", pin)
         raise SpecError(f"a pin is a full commit id, 40 hex digits, not {pin!r}", next=mend)
 
 

@@ -83,5 +83,5 @@ def _beginning(name: str, refs: Mapping[str, str]) -> str:
     """Return the only commit whose id begins with `name`, "" if none does; SpecError if several do."""
     begin = sorted({commit for commit in refs.values() if commit.startswith(name)})
     if len(begin) > 1:
-        raise SpecError(f"{len(begin)} commits begin with {name}", next=command("dgxlab", "pin", "id", begin[0]))
+        raise SpecError(f"{len(begin)} commits begin with {name}", next=command("dgxlab", "pin", begin[0]))
     return "".join(begin)

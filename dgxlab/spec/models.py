@@ -140,7 +140,7 @@ class LlamaCpp(Strict):
     """Which llama.cpp is built."""
 
     pin: fields.Commit
-    """The full commit id, 40 hex digits, as `dgxlab pin id b6900` prints it; quote one that could be a number."""
+    """The full commit id, 40 hex digits, as `dgxlab pin b6900` prints it; quote one that could be a number."""
     sources: Many[fields.Source] = Field(default_factory=lambda: list(_SOURCES))
     """Where the pin is looked for, in order: git URLs, clones, sdists as pypi:llama-cpp-python==0.3.30."""
 

@@ -73,7 +73,7 @@ def test_series_becomes_a_measured_arm(series: Project) -> None:
 def test_a_name_becomes_a_line_for_a_spec(project: Project) -> None:
     """By the sources that this project's specs name; a spec that is being edited is passed."""
     project.spec("broken", "llama_cpp: [")
-    ran = project.ok("pin", "id", "main")
+    ran = project.ok("pin", "main")
     assert ran.out == f"pin: {project.machine.later}  # main\n"
     assert "left out: " in ran.err
     assert project.json("pin", "id", "main") == {"name": "main", "pin": project.machine.later}
@@ -81,4 +81,4 @@ def test_a_name_becomes_a_line_for_a_spec(project: Project) -> None:
 
 def test_a_pin_that_is_a_name_says_how_to_find_its_id(project: Project) -> None:
     ran = project.run("patch", "check", "--pin", "main")
-    assert (ran.rc, ran.next) == (9, "dgxlab pin id main")
+    assert (ran.rc, ran.next) == (9, "dgxlab pin main")
