@@ -214,11 +214,12 @@ def implausible(
         return memory(value * _GIB_IN_GB * 1e9, peaks, moved)
     if metric == "time_us" and params.get("op_name") == "MUL_MAT" and moved and _counts_what_it_moves(params):
         return memory(moved / value * 1e6, peaks, moved)
-    if weights is None or metric not in ("avg_ts", "speed_pp", "speed_tg", "speed"):
+    if weights is None or metric not in ("avg_ts", "speed_pp", "speed_tg", "speed", "speed_out"):
         return ""
     if metric == "avg_ts" and params.get("n_gen") and not params.get("n_prompt"):
         return tokens(value, weights, peaks, 1)
-    return tokens(value, weights, peaks, int(params["pl"]) if metric == "speed_tg" and "pl" in params else None)
+    generated = metric in ("speed_tg", "speed_out") and "pl" in params
+    return tokens(value, weights, peaks, int(params["pl"]) if generated else None)
 
 
 _INFLATED = (

@@ -317,6 +317,8 @@ class Guard:
         if run["model_id"] and key not in self._models:
             (self._models[key],) = self._store.rows(MODEL, key)
         weights = _weights(self._models.get(key), model)
+        if not run["model_id"] and (served := extremes.raw.get("server")):  # a model of no spec, as vLLM's
+            weights = roofline.weights_of(name := PurePosixPath(served["model"]).name, name)
         why = roofline.implausible(metric.name, params, value, peaks, weights=weights, moved=moved)
         if not why:
             self._possible[alike] = sign * value

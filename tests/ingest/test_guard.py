@@ -135,6 +135,38 @@ def test_a_small_model_may_stay_in_the_cache(store: Store) -> None:
     assert told(store, run_of(journal, speeds(300e3, 0, 32), model_id=model_id(small))) == []
 
 
+@pytest.mark.parametrize(
+    ("model", "metric", "value", "streams", "reason"),
+    [
+        (
+            *("Qwen3-32B-NVFP4A16", "speed_pp", 24444.0, 64),
+            "1564 TFLOPS are 14.6 times the 107 TFLOPS of GB10 in bf16, and more than the 427 TFLOPS of fp4",
+        ),
+        (
+            *("Qwen3-Coder-30B-A3B-FP8", "speed_pp", 99000.0, 32),
+            "594 TFLOPS are 2.8 times the 213 TFLOPS of GB10 in fp8, and more than the 427 TFLOPS of fp4",
+        ),
+        (
+            *("Qwen3-Coder-30B-A3B-FP8", "speed_pp", 151990.0, 64),
+            "911.9 TFLOPS are 4.3 times the 213 TFLOPS of GB10 in fp8, and more than the 427 TFLOPS of fp4",
+        ),
+        ("Qwen3-32B-NVFP4A16", "speed_out", 24444.0, 64, "1564 TFLOPS are 14.6 times"),
+        ("Qwen3-32B-NVFP4A16", "speed_tg", 200.0, 8, "read once for 8 sequences"),
+        ("Qwen3-32B-NVFP4A16", "speed_out", 200.0, 8, "read once for 8 sequences"),
+        ("Qwen3-32B-NVFP4A16", "speed_pp", 800.0, 64, ""),
+        ("served", "speed_pp", 1e9, 64, ""),
+    ],
+)
+def test_speeds_of_a_server(store: Store, model: str, metric: str, value: float, streams: int, reason: str) -> None:
+    """The published speeds of a vLLM on a GB10, whose model is no model of the spec."""
+    served = Cell("serve", f"B{streams}", {"pp": 512, "tg": 128, "pl": streams}, {"engine": "vllm"})
+    measured = Measurement(served.key, metric, "t/s", (value,))
+    row = served, CellResult(served.key, (measured,), {"server": {"model": f"/models/{model}"}})
+    flags = told(store, run_of(begun("NVIDIA GB10"), row, model_id=""))
+    assert len(flags) == bool(reason)
+    assert all(reason in flag for flag in flags)
+
+
 def test_several_gpus_reach_more_together(store: Store) -> None:
     journal = run_of(begun(H200, H200), speeds(900e3), op({"flops": 3.0e15}), tool="llama-bench")
     assert told(store, run_of(journal, op({"flops": 3.0e15}))) == [
