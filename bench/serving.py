@@ -24,7 +24,7 @@ def client(quick: bool) -> Figure:
         for number in range(2 if quick else 9):
             texts = load.prompts(streams, N_PROMPT, about["n_vocab"], str(number))
             bodies = [load.request(api.path, api.body(text, tokens, about)) for text in texts]
-            wave = load.wave(port, bodies, 60, api)
+            wave = load.loaded(load.Wave((load.LOOPBACK, port), bodies), 60, api)
             took_us = max(each["sent_us"] + sum(each["at_us"]) for each in wave["streams"])
             events = sum(len(each["at_us"]) for each in wave["streams"])
             costs.append(wave["cpu"] * took_us / events)

@@ -64,7 +64,7 @@ def comparisons_of(left: Launch | RunStep, right: Launch | RunStep) -> tuple[Com
         Comparison(baseline.key, candidate.key, name)
         for baseline, candidate in pairs
         for name, size in BENCHES[left.tool].compared.items()
-        if baseline.params.get(size, 1)
+        if not size or baseline.params.get(size)
     )
 
 

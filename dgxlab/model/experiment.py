@@ -196,8 +196,8 @@ class Bench:
     name: ClassVar[str] = ""
     """The kind's key in specs, and its name in the record."""
     compared: ClassVar[Mapping[str, str]] = {}
-    """The metrics that get a verdict. A cell has such a metric unless the cell's parameter named as its value is 0; ""
-    is no parameter. A kind without such metrics, as a profile, is neither compared nor exported."""
+    """The metrics that get a verdict. A cell has such a metric if its parameter named as the value is there and not 0,
+    or if the value is "". A kind without such metrics, as a profile, is neither compared nor exported."""
 
     exclude: tuple[Mapping[str, Param], ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The picture of servers: throughput against latency, a point for each number of streams."""
+"""The picture of servers: throughput against latency, a point for each number of streams, or rate of requests."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ if TYPE_CHECKING:
 
 LATENCIES = {"itl_p50_ms": "Between tokens, ITL p50", "ttft_p50_ms": "To the first token, TTFT p50"}
 """The panels: the metric of the x axis, and the title."""
-THROUGHPUT = "speed_tg"
+THROUGHPUT = {"B": "speed_tg", "requests/s": "speed_out"}
+"""The metric of the y axis, by what is next to each point."""
 
 
 class Point(NamedTuple):
-    """A row of a table: latency, throughput, and the number of streams."""
+    """A row of a table: latency, throughput, and the number of streams, or the rate of requests."""
 
     x: float
     y: float
-    streams: str
+    load: str
 
 
 def figure(tables: Sequence[Table]) -> Figure:
     """Draw the tables of servers, a panel for each of LATENCIES; raises UsageError if there is no matplotlib."""
-    throughput = units.metric(THROUGHPUT)
+    load = _load(tables)
+    throughput = units.metric(THROUGHPUT[load])
     with new(HEIGHT) as figure:
         for place, (metric, title) in enumerate(LATENCIES.items(), 1):
             axes = figure.add_subplot(1, len(LATENCIES), place)
@@ -37,7 +39,7 @@ def figure(tables: Sequence[Table]) -> Figure:
                 xs, ys = [point.x for point in points], [point.y for point in points]
                 axes.plot(xs, ys, label=name, color=colour, marker=marker, linestyle=dashes)
                 for point in points:
-                    axes.annotate(point.streams, point[:2], xytext=(4, 4), textcoords="offset points", size=7.5)
+                    axes.annotate(point.load, point[:2], xytext=(4, 4), textcoords="offset points", size=7.5)
             axes.set_title(title, weight="bold", pad=5.0)
             axes.set_xlabel(units.metric(metric).unit)
             axes.set_ylabel(f"{throughput.label} ({throughput.unit})")
@@ -47,20 +49,28 @@ def figure(tables: Sequence[Table]) -> Figure:
         origins = [origin.provenance for table in tables for origin in table.origins] or [
             table.provenance for table in tables
         ]
-        label(figure, "Throughput against latency", [*settings, "numbers: streams at once"], origins)
+        numbers = "streams at once" if load == "B" else load
+        label(figure, "Throughput against latency", [*settings, f"numbers: {numbers}"], origins)
     return figure
+
+
+def _load(tables: Sequence[Table]) -> str:
+    """Return what to draw: streams at once, unless all tables are of requests at random times."""
+    return next((name for name in THROUGHPUT if any(name in row for table in tables for row in table.rows)), "B")
 
 
 def curves(tables: Sequence[Table], metric: str) -> Iterator[tuple[str, list[Point]]]:
     """Yield the points of each arm in each table, by its name; one that shares rows with others has numbered keys."""
+    load = _load(tables)
     for table in tables:
         arms = {f".{number}": origin.label for number, origin in enumerate(table.origins)}
         for suffix, name in (arms or {"": table.provenance.experiment}).items():
             points = [
-                Point(x.middle, y.middle, f"{row['B']}")
+                Point(x.middle, y.middle, f"{row[load]}")
                 for row in table.rows
-                if isinstance(x := row.get(f"{metric}{suffix}"), Number)
-                and isinstance(y := row.get(f"{THROUGHPUT}{suffix}"), Number)
+                if load in row
+                and isinstance(x := row.get(f"{metric}{suffix}"), Number)
+                and isinstance(y := row.get(f"{THROUGHPUT[load]}{suffix}"), Number)
             ]
             if points:
                 yield name, points

@@ -73,8 +73,17 @@ def _serving(store: Store, wanted: Query) -> Page:
     served = [replace(arm, measured=tuple(each for each in arm.measured if each.ask.cell.tool == tool)) for arm in arms]
     if empty := [arm.name for arm in served if not arm.measured]:
         raise UsageError(f"{empty[0]} has nothing measured for form=serving", next="dgxlab report")
-    every = {metric for arm in served for cell in arm.measured for metric in cell.quantities}
-    return Page(wanted.form, (concurrency(served, SERVING, [name for name in SERVING.metrics if name in every]),))
+    results = []
+    for arrives in (False, True):  # streams at once, then requests at random times
+        arms = [
+            replace(arm, measured=tuple(cell for cell in arm.measured if ("rate" in cell.ask.cell.params) is arrives))
+            for arm in served
+        ]
+        arms = [arm for arm in arms if arm.measured]
+        every = {metric for arm in arms for cell in arm.measured for metric in cell.quantities}
+        if arms:
+            results.append(concurrency(arms, SERVING, [name for name in SERVING.metrics if name in every]))
+    return Page(wanted.form, tuple(results))
 
 
 def _ops(store: Store, wanted: Query) -> Page:

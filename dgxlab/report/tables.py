@@ -74,9 +74,14 @@ CONCURRENCY = Form(
 )
 SERVING = replace(
     CONCURRENCY,
+    lead=lambda ask: {
+        **{name: ask.cell.params.get(key) for name, key in (("PP", "pp"), ("TG", "tg"))},
+        **({"requests/s": ask.cell.params["rate"]} if "rate" in ask.cell.params else {"B": ask.cell.params["pl"]}),
+    },
+    order=lambda ask: tuple(ask.cell.params.get(key, 0) for key in ("pp", "tg", "rate", "pl")),
     name="serving",
-    title=lambda ask: f"Serving: {ask.model}",
-    hidden=(*CONCURRENCY.hidden, "repetitions"),
+    title=lambda ask: f"Serving{', arrivals at random times' * ('rate' in ask.cell.params)}: {ask.model}",
+    hidden=(*CONCURRENCY.hidden, "rate", "repetitions"),
     metrics=(
         *("speed_tg", "host_gap_ms", "ttft_p50_ms", "ttft_p95_ms", "itl_p50_ms", "itl_p99_ms"),
         *("speed_pp", "speed_out"),
@@ -103,7 +108,7 @@ def with_host_gap(evidence: Evidence) -> Evidence:
     """Add to servers' cells how much longer a step is than llama-batched-bench's of the same arm, model and sizes."""
 
     def size(ask: CellAsk) -> tuple[Value, ...]:
-        return (ask.model, *SERVING.order(ask))
+        return (ask.model, *CONCURRENCY.order(ask))
 
     steps = grouped(
         (size(cell.ask), cell) for cell in evidence.measured if FORMS.get(cell.ask.cell.tool) is CONCURRENCY

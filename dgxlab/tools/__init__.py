@@ -8,7 +8,7 @@ rows      strict parsing of the rows that a tool prints
 reading   imported files: their encodings and formats, and the parsed rows
 profile   kernel times under a tracer; profile_files has the rules for kernels' names
 parity    the gate of test-backend-ops, with its own parser
-load      the client of llama-server, which runs on the host
+load      the client of llama-server, which runs on the host; its requests are in wave
 clients   results of other clients of servers
 """
 

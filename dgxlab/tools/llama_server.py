@@ -33,8 +33,13 @@ BUNCHED = 0.25
 TOGETHER = 0.05
 """Share of the median distance of events below which two arrive together."""
 
-METRICS = ("speed_pp", "speed_tg", "speed_out", "ttft_p50_ms", "ttft_p95_ms", "itl_p50_ms", "itl_p99_ms")
-"""A sample of each is of one wave."""
+BEHIND = 0.1
+"""Largest p95 of how late requests were sent, of the median time to the first token."""
+
+OPEN = ("speed_out", "ttft_p50_ms", "ttft_p95_ms", "itl_p50_ms", "itl_p99_ms")
+"""Metrics of requests that arrive at random times. A sample of each is of one wave."""
+METRICS = ("speed_pp", "speed_tg", *OPEN)
+"""Metrics of streams that begin at once."""
 CLIENT = ("cpu", "late_us", "off")
 """Of a wave, the client's share of a processor, by how much a time can be late, and what `off` returns."""
 
@@ -63,15 +68,20 @@ def steady(streams: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def metrics(streams: Sequence[Mapping[str, Any]], pp: int, tg: int) -> dict[str, float]:
-    """Return the metrics of a wave of whole answers; raises Refused as `steady` does."""
+    """Return METRICS of a wave of whole answers that began at once; raises Refused as `steady` does."""
+    sent = min(each["sent_us"] for each in streams)
+    begin = max(each["sent_us"] + each["at_us"][0] for each in streams)
+    speed_pp = pp * len(streams) / (begin - sent) * 1e6
+    return {"speed_pp": speed_pp, "speed_tg": sum(steady(streams)), **latencies(streams, tg)}
+
+
+def latencies(streams: Sequence[Mapping[str, Any]], tg: int) -> dict[str, float]:
+    """Return OPEN of a wave of whole answers: times since a request was due, also where it was sent later."""
     first = [each["at_us"][0] / 1e3 for each in streams]
     gaps = [us / 1e3 for each in streams for us in each["at_us"][1:]]
     sent = min(each["sent_us"] for each in streams)
-    begin = max(each["sent_us"] + each["at_us"][0] for each in streams)
     last = max(each["sent_us"] + sum(each["at_us"]) for each in streams)
     return {
-        "speed_pp": pp * len(streams) / (begin - sent) * 1e6,
-        "speed_tg": sum(steady(streams)),
         "speed_out": tg * len(streams) / (last - sent) * 1e6,
         "ttft_p50_ms": percentile(first, 50),
         "ttft_p95_ms": percentile(first, 95),
@@ -107,18 +117,25 @@ def incomplete(streams: Sequence[Mapping[str, Any]], pp: int, tg: int) -> Iterat
             yield f"stream {number}: {computed}, of {pp}"
 
 
-def unfair(streams: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def unfair(streams: Sequence[Mapping[str, Any]], *, at_once: bool = True) -> Iterator[str]:
     """Yield why the times of whole answers are not the server's; raises Refused as `steady` does."""
     gaps = [us for each in streams for us in each["at_us"][1:]]
     close = TOGETHER * median(gaps)
     if (together := sum(us <= close for us in gaps) / len(gaps)) > BUNCHED:
         yield f"{together:.0%} of the events arrived with the one before: something between server and client collects"
-    speeds = steady(streams)
+    if at_once:
+        yield from _slow(steady(streams))
+    behind = percentile([each.get("behind_us", 0) for each in streams], 95)
+    if behind > BEHIND * median([each["at_us"][0] for each in streams]):
+        yield f"the client sent requests up to {behind / 1e3:.3g} ms after they were due (p95)"
+    if abs(share := off(streams) or 0.0) > AGREES:
+        yield f"the client saw {100 * share:+.1f} % of the speed that the server measured itself"
+
+
+def _slow(speeds: Sequence[float]) -> Iterator[str]:
     if min(speeds) < (1 - UNEQUAL) * median(speeds):
         slow = f"stream {speeds.index(min(speeds))} got {min(speeds):.4g} t/s"
         yield f"{slow}, the median stream {median(speeds):.4g}: they did not share the steps"
-    if abs(share := off(streams) or 0.0) > AGREES:
-        yield f"the client saw {100 * share:+.1f} % of the speed that the server measured itself"
 
 
 def off(streams: Sequence[Mapping[str, Any]]) -> float | None:
@@ -152,7 +169,8 @@ def parse(stdout: str, cells: Sequence[Cell]) -> Parsed:
 
 def _row(line: Columns, about: Columns) -> dict[str, Any]:
     """Return the row of a cell, given the times of its waves; raises Refused if they give no number."""
-    pp, tg, pl = (whole(line, name) for name in ("pp", "tg", "pl"))
+    pp, tg, at_once = whole(line, "pp"), whole(line, "tg"), "pl" in line
+    pl = whole(line, "pl") if at_once else 1  # requests that arrive may have to wait for a slot
     if pl > (about["slots"] or pl) or pp + tg >= (about["n_ctx"] or pp + tg + 1):
         have = f"{about['slots']} slots of {about['n_ctx']} tokens"
         raise Refused(f"the server has {have}, which are too few for {pl} streams of {pp + tg}")
@@ -162,21 +180,23 @@ def _row(line: Columns, about: Columns) -> dict[str, Any]:
     for wave in line["waves"][1:]:  # the first warms up, and counts for nothing
         if wave["cpu"] > BUSY:
             raise Refused(f"the client used {wave['cpu']:.2f} of a processor: above {BUSY} it may be late")
-        if wrong := list(unfair(wave["streams"])):
+        if wrong := list(unfair(wave["streams"], at_once=at_once)):
             raise Refused("; ".join(wrong))
-    waves = [{**wave, **metrics(wave["streams"], pp, tg), "off": off(wave["streams"])} for wave in line["waves"]]
+    several = [wave["streams"] for wave in line["waves"]]
+    measured = [metrics(each, pp, tg) if at_once else latencies(each, tg) for each in several]
+    waves = [
+        {**wave, **values, "off": off(wave["streams"])} for wave, values in zip(line["waves"], measured, strict=True)
+    ]
     return {
-        "pp": pp,
-        "tg": tg,
-        "pl": pl,
-        **{name: [wave[name] for wave in waves] for name in (*METRICS, *CLIENT)},
+        **{name: line[name] for name in ("pp", "tg", "pl", "rate") if name in line},
+        **{name: [wave[name] for wave in waves] for name in (*measured[0], *CLIENT)},
         "server": about,
     }
 
 
 def _read(cell: Cell, row: Columns) -> CellResult:
     measurements = []
-    for name in METRICS:
+    for name in OPEN if "rate" in cell.params else METRICS:
         first, *counted = [finite(value, name) for value in row[name]]
         if len(counted) != cell.fixed.get("repetitions"):
             raise Refused(f"it has {len(counted)} waves that count, not {cell.fixed.get('repetitions')}")
@@ -189,10 +209,10 @@ def _read(cell: Cell, row: Columns) -> CellResult:
 
 @dataclass(frozen=True)
 class ServeBench(Benchmark):
-    """A server with many streams at once: speed and latency as a client on the same host sees them."""
+    """A server under concurrent requests: speed and latency as a client on the same host sees them."""
 
     name = "serve"
-    compared: ClassVar = {"speed_tg": "tg"}
+    compared: ClassVar = {"speed_tg": "pl", "ttft_p50_ms": "rate"}
     axis_keys: ClassVar = {
         "n_ctx": Key("Count", "Context size, in tokens, for all slots together.", ("-c", "--ctx-size")),
         "n_parallel": Key("Count", "Slots; as many as streams has at most, when left out.", ("-np", "--parallel")),
@@ -218,7 +238,14 @@ class ServeBench(Benchmark):
         [],
         must=True,
     )
-    streams: tuple[int, ...] = key("Many[Count]", "Numbers of streams at once.", [], must=True)
+    streams: tuple[int, ...] = key("Few[Count]", "Numbers of streams at once.", [])
+    rates: tuple[float, ...] = key(
+        "Few[Ratio]",
+        "In the place of streams: requests a second that arrive at random times, as a Poisson process.",
+        [],
+        later=True,
+    )
+    requests: int = key("Count", "Requests of a wave, at each of the rates.", 256, later=True)
     engine: str = key(
         "Literal['llama-server', 'vllm']", "The build's own llama-server, or a vLLM on the host.", PROGRAM
     )
@@ -229,7 +256,7 @@ class ServeBench(Benchmark):
     )
     repetitions: int = key(
         "Annotated[int, Field(ge=1, le=1000)]",
-        "Counted waves, in each of which every stream has one request; one more is run first and thrown away.",
+        "Counted waves; one more is run first and thrown away.",
         3,
     )
     ready_s: float = key("Seconds", "How long the server may take until it is ready, in seconds.", 300.0)
@@ -238,23 +265,27 @@ class ServeBench(Benchmark):
     args: tuple[str, ...] = ()
 
     def launches(self, env: Mapping[str, str], keep: Keep) -> Iterator[Launch]:
-        """Yield a launch of the server for all numbers of streams at one (n_prompt, n_gen, other axes)."""
+        """Yield a launch of the server for all numbers of streams, or rates, at one (n_prompt, n_gen, other axes)."""
+        key, name = ("rate", "rates") if self.rates else ("pl", "streams")
         for setting in tool.settings({"n_prompt": self.n_prompt, "n_gen": self.n_gen, **self.axes}):
-            asked = [pl for pl in self.streams if not tool.excluded({**setting, "streams": pl}, self.exclude)]
+            asked = [much for much in getattr(self, name) if not tool.excluded({**setting, name: much}, self.exclude)]
             if not asked:
                 continue
             axes = dict(setting)
             pp, tg = int(axes.pop("n_prompt")), int(axes.pop("n_gen"))
             fixed: dict[str, Param] = {**axes, "repetitions": self.repetitions, "args": " ".join(self.args)}
             fixed |= {} if self.engine == PROGRAM else {"engine": self.engine, "command": " ".join(self.command)}
+            several = {"requests": self.requests} if self.rates else {}
             cells = {}
-            for pl in asked:
-                label = f"pp{pp} tg{tg} B{pl}{tool.varying(axes, self.axes)}"
-                cells[pl] = Cell(self.name, label, {"pp": pp, "tg": tg, "pl": pl}, fixed)
-            left = {pl: cell for pl, cell in cells.items() if keep(self.model, cell)}
-            waves = {"waves": self.repetitions + 1, "ready_s": self.ready_s, "stall_s": self.stall_s}
-            client = canonical({"engine": self.engine, "pp": pp, "tg": tg, "pl": list(left), **waves})
-            server = self._llama_server(axes, max(asked), pp + tg) if self.engine == PROGRAM else self._vllm()
+            for much in asked:
+                at = f"{much:g}/s" if self.rates else f"B{much}"
+                label = f"pp{pp} tg{tg} {at}{tool.varying(axes, self.axes)}"
+                cells[much] = Cell(self.name, label, {"pp": pp, "tg": tg, key: much}, {**fixed, **several})
+            left = {much: cell for much, cell in cells.items() if keep(self.model, cell)}
+            waves = {"waves": self.repetitions + 1, "ready_s": self.ready_s, "stall_s": self.stall_s, **several}
+            client = canonical({"engine": self.engine, "pp": pp, "tg": tg, key: list(left), **waves})
+            most = max(self.streams, default=1)  # n_parallel says how many of those that arrive are served at once
+            server = self._llama_server(axes, most, pp + tg) if self.engine == PROGRAM else self._vllm()
             where = ("--host", load.LOOPBACK, "--port", "0")  # the kernel chooses a free one
             argv = ("{python}", "{agent}", "drive", PROGRAM, client, *server, *self.args, *where)
             yield Launch(self.name, tuple(left.values()), argv, self.model, env, self.limit_s)
@@ -279,6 +310,10 @@ class ServeBench(Benchmark):
     def flaws(self) -> Iterator[str]:
         """Yield which keys do not fit the engine."""
         own = self.engine == PROGRAM
+        if bool(self.streams) == bool(self.rates):
+            yield "it needs either streams or rates"
+        if self.rates and own and "n_parallel" not in self.axes:
+            yield "with rates, n_parallel must say how many requests are served at once"
         if own != bool(self.model) or own == bool(self.command):
             yield "llama-server needs model and no command, vllm a command and no model"
         if not own and (self.axes or self.args):

@@ -5,29 +5,28 @@
 One thread reads all streams with epoll and only notes time and bytes; HTTP and JSON are parsed after a wave. The server
 is in the process group of this program, so that nothing of a launch survives it; its output goes to stderr.
 
-A line of JSON for `server`, then one for each number of streams, `pl`, with its `waves`: all its streams start at once,
-and each has the times of its events. A `problem` ends the output.
+A line of JSON for `server`, then one for each number of streams, `pl`, or `rate` of requests, with its `waves`. The
+streams of `pl` start at once, those of a `rate` when they are due, whatever the server does meanwhile. Each has the
+times of its events. A `problem` ends the output.
 """
 
 import contextlib
 import ctypes
-import gc
 import json
 import os
 import random
-import re
 import resource
-import select
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
+
+from dgxlab.tools.wave import Stream, Wave, answer, arrivals
 
 LOOPBACK = "127.0.0.1"
 PR_SET_PDEATHSIG = 1
@@ -36,14 +35,11 @@ GRACE_S = 10.0
 PROBE_S = 2.0
 """Timeout of a question to a server that may not be ready."""
 PAUSE_S = 0.1
-READ = 1 << 16
 COMMON_VOCAB = 20_000
 """A size of the vocabulary that every large model exceeds, for servers that do not tell it."""
 UNTOLD = (OSError, HTTPException, ValueError, LookupError, TypeError)
 EXCERPT = 200
 """Characters of an answer that a problem quotes."""
-
-Reads = Sequence[tuple[int, bytes]]
 
 
 class Problem(Exception):
@@ -225,65 +221,23 @@ def request(path: str, body: Mapping[str, Any]) -> bytes:
     return f"{head}Content-Length: {len(text)}\r\n\r\n".encode() + text
 
 
-# -- a wave -----------------------------------------------------------------------------------------------------------
+# -- the program ------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Stream:
-    """One request: when it was sent, and what arrived when, in ns of the monotonic clock."""
-
-    sent: int
-    reads: list[tuple[int, bytes]] = field(default_factory=list)
-    stalled: bool = False
-
-
-def wave(port: int, requests: Sequence[bytes], stall_s: float, api: Api) -> dict[str, Any]:
-    """Send all requests at once and read them to their ends, or until none has sent anything for `stall_s`.
-
-    The time of a read is that at which epoll returned; `late_us` is the longest time for which this program was not
-    waiting there, by which a time can be late.
-    """
-    sockets = [socket.create_connection((LOOPBACK, port)) for _ in requests]
-    streams: dict[int, Stream] = {}
-    away = 0
-    gc.collect()
-    gc.disable()
-    begin, cpu = time.perf_counter_ns(), time.process_time_ns()
-    with contextlib.ExitStack() as opened, select.epoll() as poll:
-        still = {opened.enter_context(each).fileno(): each for each in sockets}
-        for (number, each), text in zip(still.items(), requests, strict=True):
-            streams[number] = Stream(time.perf_counter_ns())
-            each.sendall(text)
-            poll.register(number, select.EPOLLIN)
-        while still:
-            readable = poll.poll(stall_s)
-            now = time.perf_counter_ns()
-            for number, _ in readable:
-                try:
-                    chunk = still[number].recv(READ)
-                except OSError:  # reset: the stream has no end
-                    chunk = b""
-                streams[number].reads.append((now, chunk))
-                if not chunk:
-                    poll.unregister(number)
-                    del still[number]
-            if not readable:
-                break
-            away = max(away, time.perf_counter_ns() - now)
-        for number in still:
-            streams[number].stalled = True
-    took, used = time.perf_counter_ns() - begin, time.process_time_ns() - cpu
-    gc.enable()
-    answers = [_times(each, begin, api) for each in streams.values()]
-    return {"cpu": round(used / took, 4), "late_us": away // 1000, "streams": answers}
+def loaded(wave: Wave, stall_s: float, api: Api) -> dict[str, Any]:
+    """Send a wave and return what is printed of it."""
+    wave.run(stall_s)
+    streams = [_times(each, wave.begin, api) for each in wave.streams]
+    return {"cpu": round(wave.cpu, 4), "late_us": wave.away // 1000, "streams": streams}
 
 
 def _times(stream: Stream, begin: int, api: Api) -> dict[str, Any]:
-    """Return a stream's answer: `at_us` after the request was sent, each relative to the one before, and `tokens`."""
+    """Return a stream's answer: `at_us` after the request began, each relative to the one before, and `tokens`."""
     status, lines = answer(stream.reads)
-    times: dict[str, Any] = {"sent_us": (stream.sent - begin) // 1000, "status": status}
+    times: dict[str, Any] = {"sent_us": (stream.begin - begin) // 1000, "status": status}
+    times |= {"behind_us": stream.behind // 1000} if stream.behind else {}
     times |= {"stalled": True} if stream.stalled else {}
-    last, count, at, tokens = stream.sent, 0, [], []
+    last, count, at, tokens = stream.begin, 0, [], []
     end: dict[str, Any] = {}
     for now, line in lines:
         if status != 200:
@@ -300,48 +254,6 @@ def _times(stream: Stream, begin: int, api: Api) -> dict[str, Any]:
     return {**times, "at_us": at, "tokens": tokens, "end": end}
 
 
-def answer(reads: Reads) -> tuple[int, list[tuple[int, bytes]]]:
-    """Return the status of an HTTP answer and its events with their times; without events the body's text.
-
-    The status is 0 where there is no whole head. Chunks need not agree with events.
-    """
-    status, chunked, left, head, buffer, text = 0, False, 0, False, b"", b""
-    events: list[tuple[int, bytes]] = []
-    for now, read in reads:
-        buffer += read
-        if not head:
-            top, head, buffer = _parted(buffer, b"\r\n\r\n")
-            if not head:
-                continue
-            match = re.match(rb"HTTP/1\.[01] (\d{3})", top)
-            status, chunked = int(match[1]) if match else 0, b"chunked" in top.lower()
-        while buffer and chunked:
-            if not left:
-                line, whole, buffer = _parted(buffer, b"\r\n")
-                if not whole:
-                    break
-                left = int(line, 16) if re.fullmatch(rb"[0-9a-fA-F]+", line) else 0
-            text, buffer, left = text + buffer[:left], buffer[left:], max(0, left - len(buffer))
-        if not chunked:
-            text, buffer = text + buffer, b""
-        if status != 200:
-            continue
-        *lines, text = text.split(b"\n")
-        events += [(now, each[5:].strip()) for each in lines if each.startswith((b"data:", b"error:"))]
-    if status != 200:
-        events = [(0, text)]
-    return status, [(now, line) for now, line in events if line != b"[DONE]"]
-
-
-def _parted(buffer: bytes, end: bytes) -> tuple[bytes, bool, bytes]:
-    """Return the part before an end, whether there is one, and the rest: everything without an end."""
-    before, mark, rest = buffer.partition(end)
-    return (before, True, rest) if mark else (b"", False, buffer)
-
-
-# -- the program ------------------------------------------------------------------------------------------------------
-
-
 def main(settings: str, *argv: str) -> None:
     """Start the server, load it with each number of streams, and print the lines."""
     asked = json.loads(settings)
@@ -354,16 +266,19 @@ def main(settings: str, *argv: str) -> None:
             port = ready(server, asked["ready_s"])
             about = {**api.facts(port, argv), "ready_s": round(time.monotonic() - begin, 3)}
             _print({"server": about})
-            for pl in asked["pl"]:
+            mode = "rate" if "rate" in asked else "pl"
+            for load in asked[mode]:
                 waves = []
                 for number in range(asked["waves"]):
-                    texts = prompts(pl, asked["pp"], about["n_vocab"], f"{pl} {number}")
+                    count, seed = asked.get("requests", load), f"{load} {number}"
+                    due = arrivals(count, load, seed) if mode == "rate" else ()
+                    texts = prompts(count, asked["pp"], about["n_vocab"], seed)
                     requests = [request(api.path, api.body(text, asked["tg"], about)) for text in texts]
-                    waves.append(wave(port, requests, asked["stall_s"], api))
+                    waves.append(loaded(Wave((LOOPBACK, port), requests, due), asked["stall_s"], api))
                     if not all(stream.get("end") for stream in waves[-1]["streams"]):
                         time.sleep(PAUSE_S)  # until a server that was killed can be waited for
                         break
-                _print({**{name: asked[name] for name in ("pp", "tg")}, "pl": pl, "waves": waves})
+                _print({**{name: asked[name] for name in ("pp", "tg")}, mode: load, "waves": waves})
                 _alive(server)
                 if any(stream.get("stalled") for stream in waves[-1]["streams"]):
                     raise Problem("streams stalled: what the server still does would disturb the next ones")

@@ -17,7 +17,7 @@ from dgxlab.store import Store
 from dgxlab.tools import BENCHES, BatchedBench, ServeBench
 from tests.journals import source
 from tests.report.worlds import Session, agrees, h200
-from tests.tools.streams import ABOUT, output
+from tests.tools.streams import ABOUT, output, stream
 
 GOLDEN = Path(__file__).parent / "golden" / "forms"
 SERVE = ServeBench("text", (16,), (100,), (1, 4), axes={"n_ubatch": (2048,)})
@@ -66,6 +66,30 @@ def test_without_the_same_sizes_there_is_no_host_gap(store: Store) -> None:
     record(store, "alone", 2000, bench=(SERVE,))
     (table,) = page(store, query({"form": "serving", "experiment": "alone"})).tables
     assert "host_gap_ms.0" not in table.rows[0]
+
+
+def test_requests_that_arrive_have_a_table_of_their_own(store: Store, tmp_path: Path) -> None:
+    entry = ServeBench("text", (16,), (100,), rates=(4.0, 16.0), repetitions=1, axes={"n_parallel": (4,)})
+    waves = [{"cpu": 0.05, "late_us": 90, "streams": [stream(5000, sent_us=1000 * at) for at in range(3)]}] * 2
+    rows = [{"pp": 16, "tg": 100, "rate": rate, "waves": waves} for rate in entry.rates]
+    text = "\n".join(map(json.dumps, [{"server": ABOUT}, *rows]))
+    models = {"text": SyntheticModel(vocab="llama-spm", n_vocab=32000)}
+    experiment = h200(name="arrivals", bench=(SERVE, entry), gates=(), models=models)
+
+    def tool(step: RunStep) -> tuple[CellResult, ...]:
+        printed = text if "rate" in step.cells[0].params else output((1, 4), 16, 100, 4)
+        return BENCHES[step.tool].parse(printed, step.cells).results
+
+    Session(store, experiment, "20261120-100000-arrivals", tree=source(["arrivals"])).build().runs(
+        tool, only=("serve",)
+    ).end()
+    at_once, arrived = page(store, query({"form": "serving", "experiment": "arrivals"})).tables
+    assert [row["B"] for row in at_once.rows] == [1, 4]
+    assert [row["requests/s"] for row in arrived.rows] == [4.0, 16.0]
+    assert all(isinstance(row["ttft_p95_ms.0"], Number) and "speed_tg.0" not in row for row in arrived.rows)
+    ((_, points),) = serving.curves([arrived], "ttft_p50_ms")
+    assert [(point.x, point.load) for point in points] == [(5.0, "4.0"), (5.0, "16.0")]
+    assert write(serving.figure([arrived]), tmp_path / "arrivals.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_an_experiment_without_a_server_has_no_such_table(store: Store) -> None:

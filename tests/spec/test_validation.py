@@ -106,6 +106,8 @@ REFUSED = [
     (f"bench: [serve: {{{SERVE}, model: small}}]", "model: model small has no vocabulary: give its recipe vocab"),
     (f"bench: [serve: {{{SERVE}, model: q4}}]", "bench[0].serve.model: no model 'q4' under models; did you mean"),
     (f"bench: [serve: {{{SERVE}}}]", "bench[0].serve: llama-server needs model and no command, vllm a command and no"),
+    (f"bench: [serve: {{{SERVE}, model: q4, rates: 2}}]", "bench[0].serve: it needs either streams or rates"),
+    ("bench: [serve: {model: q4, n_prompt: 1, n_gen: 66, rates: 2}]", "with rates, n_parallel must say how many"),
     (f"bench: [serve: {{{SERVE}, engine: vllm}}]", "bench[0].serve: llama-server needs model and no command, vllm a "),
     (f"bench: [serve: {{{VLLM}, n_ubatch: 512, args: -x}}]", "n_ubatch, args: what vllm is given belongs into command"),
     ("bench: [serve: {model: q4k, n_prompt: 1, n_gen: 65, streams: 1}]", "serve.n_gen: must be at least 66, not 65"),

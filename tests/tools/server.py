@@ -3,7 +3,7 @@
     python tests/tools/server.py HOW -m MODEL -np SLOTS -c TOKENS --host HOST --port PORT
 
 It has a thread a stream, and a step of 2 ms for each token. HOW is `well`,
-`untimed` where it does not tell its own time, or one fault of FAULTS.
+`untimed` where it does not tell its own time, `pauses` for half a second once, or one fault of FAULTS.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
@@ -26,6 +27,7 @@ STEP_S = 0.002
 how, *argv = sys.argv[1:]
 options = dict(zip(argv[::2], argv[1::2], strict=True))
 numbers = count()
+pause = threading.Lock()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -66,6 +68,8 @@ class Handler(BaseHTTPRequestHandler):
         if how == "500" and number == 3:
             self.reply(500, {"error": {"message": "out of toys"}})
             return
+        with pause:
+            time.sleep(0.5 * (how == "pauses" and number == 3))
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
@@ -126,7 +130,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    assert how in ("well", "untimed", *FAULTS)
+    assert how in ("well", "untimed", "pauses", *FAULTS)
     if how == "dies":  # as where the port is taken
         sys.exit(3)
     ThreadingHTTPServer.request_queue_size = 1024

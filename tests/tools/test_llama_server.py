@@ -100,6 +100,65 @@ def test_a_row_gives_its_numbers_again() -> None:
         assert again == result
 
 
+def arrived(**changes: Any) -> list[dict[str, Any]]:
+    """Return the streams of a wave of four requests, of which the last waits for a slot, and is slower."""
+    due = [10_000, 20_000, 45_000, 60_000]
+    waits, steps = [5000, 6000, 7000, 90_000], [2000, 2000, 2000, 3000]
+    return [
+        stream(wait, step_us=step, sent_us=at, behind_us=80, **changes)
+        for at, wait, step in zip(due, waits, steps, strict=True)
+    ]
+
+
+OPEN = ServeBench("m", (16,), (100,), rates=(25.0,), requests=4, repetitions=2, axes={"n_parallel": (4,)})
+
+
+def arrivals_output(streams: list[dict[str, Any]]) -> str:
+    row = {"pp": 16, "tg": 100, "rate": 25.0, "waves": [{"cpu": 0.05, "late_us": 90, "streams": streams}] * 3}
+    return "\n".join(map(json.dumps, [{"server": ABOUT}, row]))
+
+
+def test_times_of_requests_that_arrive() -> None:
+    (cell,) = cells(OPEN)
+    assert (cell.label, cell.params) == ("pp16 tg100 25/s", {"pp": 16, "tg": 100, "rate": 25.0})
+    parsed = parse(arrivals_output(arrived()), [cell])
+    assert parsed.problems == ()
+    values = {m.metric: m.samples[0] for m in parsed.results[0].measurements}
+    # from the first request to the last token: 10 ms to 60 + 90 + 99 * 3 ms
+    assert values.pop("speed_out") == pytest.approx(400 / 0.437)
+    assert values == {
+        "ttft_p50_ms": 6.5,
+        "ttft_p95_ms": pytest.approx(77.55),
+        "itl_p50_ms": 2.0,
+        "itl_p99_ms": 3.0,
+    }
+    (again,) = parse(json.dumps(parsed.results[0].raw), [cell]).results
+    assert again == parsed.results[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda each: each.update(behind_us=700), "the client sent requests up to 0.7 ms after they were due (p95)"),
+        (lambda each: each.update(status=500), "stream 0: HTTP 500"),
+        (lambda each: each["end"].update(ms=150.0), "of the speed that the server measured itself"),
+    ],
+)
+def test_times_of_requests_that_say_nothing_are_refused(change: Callable[[Any], object], told: str) -> None:
+    streams = arrived()
+    for each in streams:
+        change(each)
+    (problem,) = parse(arrivals_output(streams), cells(OPEN)).problems
+    assert told in problem
+
+
+def test_a_launch_knows_its_rates() -> None:
+    (launch,) = OPEN.launches({}, lambda model, cell: True)
+    asked = json.loads(launch.argv[4])
+    assert (asked["rate"], asked["requests"], "pl" in asked) == ([25.0], 4, False)
+    assert launch.argv[launch.argv.index("-np") + 1] == "4"
+
+
 def first(row: dict[str, Any]) -> dict[str, Any]:
     return row["waves"][1]["streams"][2]
 

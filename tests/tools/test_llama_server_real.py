@@ -44,8 +44,8 @@ def drive(server_bin: Path, pin_cache: PinCache, tmp_path_factory: pytest.TempPa
     known = {"{bin}/llama-server": str(server_bin / "llama-server"), "{model:m}": str(folder / "m.gguf")}
     server = [known.get(word, word) for word in launch.argv[5:]]
 
-    def run(engine: str, change: str = "pass") -> list[dict[str, Any]]:
-        asked = json.dumps({**json.loads(settings), "engine": engine})
+    def run(engine: str, change: str = "pass", **changes: Any) -> list[dict[str, Any]]:
+        asked = json.dumps({**json.loads(settings), "engine": engine, **changes})
         argv = [sys.executable, "-c", ASK.format(change=change), asked, *server]
         ended = subprocess.run(argv, cwd=PROJECT, capture_output=True, text=True, start_new_session=True, check=True)
         return [json.loads(line) for line in ended.stdout.splitlines()]
@@ -64,6 +64,15 @@ def test_every_stream_is_whole(drive: Drive, engine: str) -> None:
         for stream in wave["streams"]:
             assert min(stream["at_us"]) >= 0
             assert (stream["end"]["ms"] is None) == (engine == "vllm")
+
+
+def test_requests_that_arrive_wait_for_a_slot(drive: Drive) -> None:
+    _, row = drive("llama-server", rate=[100.0], requests=12)
+    for wave in row["waves"]:
+        assert list(incomplete(wave["streams"], 16, 96)) == []
+        assert [each["sent_us"] for each in wave["streams"]] == sorted(each["sent_us"] for each in wave["streams"])
+        first = [each["at_us"][0] for each in wave["streams"]]
+        assert max(first) > 2 * min(first)  # 12 requests and 4 slots
 
 
 def test_a_prompt_cache_is_seen(drive: Drive) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,8 @@ from typing import Any
 import pytest
 
 from dgxlab.tools.llama_server import ServeBench, parse
-from dgxlab.tools.load import APIS, answer, prompts
+from dgxlab.tools.load import APIS, prompts
+from dgxlab.tools.wave import Wave, answer, arrivals
 from tests.conftest import PROJECT
 
 SERVER = Path(__file__).with_name("server.py")
@@ -20,7 +23,7 @@ BENCH = ServeBench("m", (16,), (120,), (1, 4), repetitions=1, ready_s=30.0, stal
 DRIVE = "import sys; from dgxlab.tools import load; load.GRACE_S = 1; load.main(*sys.argv[1:])"
 
 
-def drive(how: str, **changes: float | str) -> str:
+def drive(how: str, **changes: Any) -> str:
     """Return what the client prints of a server; as the agent does, in a process group of its own."""
     (launch,) = BENCH.launches({}, lambda model, cell: True)
     *_, settings = launch.argv[:5]
@@ -74,8 +77,64 @@ def test_a_server_that_is_never_ready_is_ended(how: str) -> None:
     assert "not ready within 1 s: /health on port" in problems(how, ready_s=1.0)
 
 
+def test_requests_arrive_as_a_poisson_process() -> None:
+    due = arrivals(2000, 50.0, "seed")
+    gaps = [after - before for before, after in zip([0, *due], due, strict=False)]
+    assert min(gaps) >= 0
+    assert statistics.mean(gaps) == pytest.approx(20e6, rel=0.1)
+    assert statistics.stdev(gaps) == pytest.approx(20e6, rel=0.1)
+    assert due == arrivals(2000, 50.0, "seed") != arrivals(2000, 50.0, "other")
+
+
+def test_requests_are_sent_when_they_are_due() -> None:
+    _, row = map(json.loads, drive("well", rate=[100.0], requests=20).splitlines())
+    assert (row["rate"], len(row["waves"])) == (100.0, 2)
+    for number, wave in enumerate(row["waves"]):
+        streams = wave["streams"]
+        assert [each["sent_us"] for each in streams] == [at // 1000 for at in arrivals(20, 100.0, f"100.0 {number}")]
+        assert {(each["status"], sum(each["tokens"])) for each in streams} == {(200, 120)}
+        assert min(each["behind_us"] for each in streams) >= 0
+
+
+def test_a_server_that_pauses_is_not_excused() -> None:
+    """Requests that are due in a pause wait for its end, and their times say so: they are sent all the same."""
+    _, row = map(json.loads, drive("pauses", rate=[100.0], requests=20).splitlines())
+    streams = row["waves"][0]["streams"]
+    end = streams[3]["sent_us"] + 500_000
+    late = [each for each in streams[4:] if each["sent_us"] < end - 100_000]
+    assert len(late) > 10
+    assert all(each["sent_us"] + each["at_us"][0] >= end for each in late)
+    assert statistics.median(each["behind_us"] for each in late) < 100_000
+
+
+def test_a_client_that_is_late_adds_its_delay() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        wave = Wave(server.getsockname(), [b"GET / HTTP/1.1\r\n\r\n"], [-200_000_000])
+        wave.run(0.1)
+    (stream,) = wave.streams
+    assert (stream.begin, stream.stalled) == (wave.begin - 200_000_000, True)
+    assert stream.behind >= 200_000_000
+
+
+def test_no_request_waits_for_a_server_that_takes_none() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
+        wave = Wave(server.getsockname(), [b"x" * 9_000_000] * 5, [0, 0, 10_000_000, 20_000_000, 400_000_000])
+        wave.run(0.3)
+    assert [each.stalled for each in wave.streams] == [True] * 4
+    assert max(each.behind for each in wave.streams) < 250_000_000
+
+
+def test_silence_while_no_request_is_due_is_no_stall() -> None:
+    first, second, *_ = arrivals(4, 1.5, "1.5 0")
+    assert second - first > 1.2e9
+    (_, row) = map(json.loads, drive("well", rate=[1.5], requests=4, waves=1, stall_s=0.3).splitlines())
+    assert len([each for each in row["waves"][0]["streams"] if each.get("end")]) == 4
+
+
 def test_a_server_that_stalls_is_ended() -> None:
-    assert "B1: stream 0 stalled after 4 tokens" in problems("stalls", stall_s=1.0)
+    told = problems("stalls", stall_s=1.0)
+    assert "B1: stream 0 stalled after 4 tokens" in told
+    assert "B4: it has no row" in told  # the server still has the first stream
 
 
 def test_the_openai_api_gives_the_same_times() -> None:

@@ -1,0 +1,173 @@
+"""Requests to a server, sent at once or each when it is due, and the time of everything that arrives."""
+
+import contextlib
+import gc
+import random
+import re
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+READ = 1 << 16
+
+Reads = Sequence[tuple[int, bytes]]
+
+
+@dataclass
+class Stream:
+    """One request: when it began, and what arrived when, in ns of the monotonic clock.
+
+    It begins when it is due, so that a server that stalls is not excused from what it kept waiting.
+    """
+
+    socket: socket.socket
+    unsent: bytes
+    begin: int
+    behind: int = 0
+    """How long after its due time it was begun."""
+    reads: list[tuple[int, bytes]] = field(default_factory=list)
+    stalled: bool = False
+
+
+def arrivals(count: int, rate: float, seed: str) -> list[int]:
+    """Return when requests are due, in ns from the beginning of a wave: a Poisson process of `rate` a second."""
+    source = random.Random(seed)  # noqa: S311 - no secret
+    return [int(1e9 * at) for at in accumulate(source.expovariate(rate) for _ in range(count))]
+
+
+class Wave:
+    """Requests that are sent at once, or each when it is `due` in ns, and read to their ends.
+
+    Attributes:
+        streams: In the order in which they began.
+        begin: When the wave began, in ns of the monotonic clock.
+        cpu: Share of a processor that this program used.
+        away: The longest time in ns for which it was not waiting for events: by that a time can be late.
+    """
+
+    def __init__(self, server: tuple[str, int], requests: Sequence[bytes], due: Sequence[int] = ()) -> None:
+        self._server, self._open = server, bool(due)
+        self._waiting = deque(zip(due or [0] * len(requests), requests, strict=True))
+        self._poll = select.epoll()
+        # those of a closed loop are connected before the clock starts
+        self._connected = deque([] if due else [socket.create_connection(server) for _ in requests])
+        self._still: dict[int, Stream] = {}
+        self.streams: list[Stream] = []
+        self.begin, self.cpu, self.away = 0, 0.0, 0
+
+    def run(self, stall_s: float) -> None:
+        """Send and read until all streams have ended, or those that are open were silent for `stall_s`."""
+        gc.collect()
+        gc.disable()
+        self.begin, cpu = time.perf_counter_ns(), time.process_time_ns()
+        with self._poll:
+            self._loop(int(1e9 * stall_s))
+        self.cpu = (time.process_time_ns() - cpu) / (time.perf_counter_ns() - self.begin)
+        gc.enable()
+        for each in self._still.values():
+            each.stalled = True
+            each.socket.close()
+
+    def _loop(self, stall: int) -> None:
+        now = heard = self.begin
+        while self._waiting or self._still:
+            heard = heard if self._still else now
+            while self._waiting and self.begin + self._waiting[0][0] <= now:
+                due, text = self._waiting.popleft()
+                self._start(self.begin + due, text)
+            next_due = self.begin + self._waiting[0][0] if self._waiting else heard + stall
+            until = min(next_due, heard + stall)
+            left = max(0, until - time.perf_counter_ns()) / 1e9
+            if self._waiting:  # epoll alone waits for whole ms
+                select.select([self._poll], (), (), left)
+                left = 0
+            ready = self._poll.poll(left)
+            now = time.perf_counter_ns()
+            if not ready and self._still and now - heard >= stall:
+                return
+            for number, event in ready:
+                heard = now
+                self._serve(number, event, now)
+            self.away = max(self.away, time.perf_counter_ns() - now)
+
+    def _start(self, due: int, text: bytes) -> None:
+        if self._open:
+            opened = socket.socket()
+            opened.setblocking(False)
+            opened.connect_ex(self._server)  # a server that takes no connection must not hold up the others
+        else:
+            opened = self._connected.popleft()
+            opened.setblocking(False)
+        now = time.perf_counter_ns()
+        stream = Stream(opened, text, due if self._open else now, now - due if self._open else 0)
+        self.streams.append(stream)
+        self._still[opened.fileno()] = stream
+        self._poll.register(opened, select.EPOLLIN | select.EPOLLOUT)
+        if not self._open:
+            self._send(stream)
+
+    def _send(self, stream: Stream) -> None:
+        with contextlib.suppress(BlockingIOError):
+            stream.unsent = stream.unsent[stream.socket.send(stream.unsent) :]
+        if not stream.unsent:
+            self._poll.modify(stream.socket, select.EPOLLIN)
+
+    def _serve(self, number: int, event: int, now: int) -> None:
+        stream, chunk = self._still[number], None
+        try:
+            if event & select.EPOLLOUT and stream.unsent:
+                self._send(stream)
+            if event & ~select.EPOLLOUT:
+                chunk = stream.socket.recv(READ)
+        except BlockingIOError:
+            return
+        except OSError:  # refused or reset: the stream has no end
+            chunk = b""
+        if chunk is not None:
+            stream.reads.append((now, chunk))
+        if chunk == b"":
+            self._poll.unregister(number)
+            self._still.pop(number).socket.close()
+
+
+def answer(reads: Reads) -> tuple[int, list[tuple[int, bytes]]]:
+    """Return the status of an HTTP answer and its events with their times; without events the body's text.
+
+    The status is 0 where there is no whole head. Chunks need not agree with events.
+    """
+    status, chunked, left, head, buffer, text = 0, False, 0, False, b"", b""
+    events: list[tuple[int, bytes]] = []
+    for now, read in reads:
+        buffer += read
+        if not head:
+            top, head, buffer = _parted(buffer, b"\r\n\r\n")
+            if not head:
+                continue
+            match = re.match(rb"HTTP/1\.[01] (\d{3})", top)
+            status, chunked = int(match[1]) if match else 0, b"chunked" in top.lower()
+        while buffer and chunked:
+            if not left:
+                line, whole, buffer = _parted(buffer, b"\r\n")
+                if not whole:
+                    break
+                left = int(line, 16) if re.fullmatch(rb"[0-9a-fA-F]+", line) else 0
+            text, buffer, left = text + buffer[:left], buffer[left:], max(0, left - len(buffer))
+        if not chunked:
+            text, buffer = text + buffer, b""
+        if status != 200:
+            continue
+        *lines, text = text.split(b"\n")
+        events += [(now, each[5:].strip()) for each in lines if each.startswith((b"data:", b"error:"))]
+    if status != 200:
+        events = [(0, text)]
+    return status, [(now, line) for now, line in events if line != b"[DONE]"]
+
+
+def _parted(buffer: bytes, end: bytes) -> tuple[bytes, bool, bytes]:
+    """Return the part before an end, whether there is one, and the rest: everything without an end."""
+    before, mark, rest = buffer.partition(end)
+    return (before, True, rest) if mark else (b"", False, buffer)
