@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from dgxlab import series
@@ -47,15 +48,21 @@ class Check:
     def rows(self, lab: Lab, names: Sequence[str], others: Collection[Experiment], watch: Watch) -> Iterator[Upgrade]:
         """Yield the row of stock, then of each series.
 
-        A row has the parity gates of the experiment, and one for each other operation that `others` have a gate for and
-        the patched C sources name: series bring operations of their own.
+        A row has the parity gates of the experiment, and of the operations that those of `others` that apply the series
+        have gates for; the row of stock has those of all rows. An operation that the patched C sources do not name is
+        left out: another series brings it.
 
         Raises:
             DgxlabError: for an error that does not lie in what is built.
         """
         root = Path(self.experiment.root)
         lab.cache.ensure(self.pin, self.sources, lambda note: watch(events.NoteEvent(note=note)))
-        ops = sorted({gate.op for each in others for gate in each.gates if isinstance(gate, ParityGate)})
+        ops: dict[str, set[str]] = {name: set() for name in names}
+        for each in others:
+            gates = {gate.op for gate in each.gates if isinstance(gate, ParityGate)}
+            for name in ops.keys() & {part.partition(":")[0] for part in each.series}:
+                ops[name] |= gates
+        ops[""] = set().union(*ops.values())
         for name in ("", *names):
             try:
                 commit = series.apply(lab.cache, self.pin, [series.read(root, name, self.pin)] if name else []).commit
@@ -64,8 +71,8 @@ class Check:
                 mend = port if isinstance(error, PatchError) else error.next
                 yield Upgrade(name, applies=False, reason=error.message, next=mend)
                 continue
-            grep = ("grep", "--quiet", "--word-regexp", "--fixed-strings")
-            known = [op for op in ops if lab.cache.git.attempt(*grep, op, commit, "--", "*.c", "*.cpp").rc == 0]
+            grep = partial(lab.cache.git.attempt, "grep", "--quiet", "--word-regexp", "--fixed-strings")
+            known = [op for op in sorted(ops[name]) if grep(op, commit, "--", "*.c", "*.cpp").rc == 0]
             row = self._row(lab, name, known, watch)
             problems = series.check(root, name, lab.cache, self.pin) if name else ()
             yield replace(row, problems=tuple(problems))

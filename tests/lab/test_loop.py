@@ -1,4 +1,4 @@
-"""A loop on the real llama.cpp, with planted changes: faster, wrong, only renamed, faster in the shown cells alone."""
+"""Loops and searches on the real llama.cpp, with planted changes that make it wait, and others that do nothing."""
 
 import shutil
 import subprocess
@@ -12,7 +12,7 @@ import pytest
 from dgxlab import audit, series
 from dgxlab.errors import ConditionsError, DgxlabError
 from dgxlab.judgement import tries
-from dgxlab.lab import loop
+from dgxlab.lab import loop, search
 from dgxlab.model import Experiment, ParityGate, Session, SyntheticModel
 from dgxlab.spec import load
 from dgxlab.tools import LlamaBench
@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.llama, pytest.mark.alone]
 
 SOURCE = "ggml/src/ggml-cpu/ggml-cpu.c"
 SQR, ROWS = "ggml_compute_forward_sqr(params, tensor);", "ggml_compute_forward_get_rows(params, tensor);"
+SIN = "ggml_compute_forward_sin(params, tensor);"
 WAIT = """if (params->ith == 0) {
                     const struct timespec planted = { 0, tensor->ne[1] == 16 ? %d : tensor->ne[1] == 32 ? %d : 0 };
                     nanosleep(&planted, NULL);
@@ -40,8 +41,11 @@ def bench(make_bench: Callable[[], Bench], llama_bin: Path) -> Bench:
 
 
 @pytest.fixture
-def checkout(bench: Bench, tmp_path: Path) -> Path:
+def checkout(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a checkout of the pin, made from the cache."""
+    for role in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{role}_NAME", "Loop")
+        monkeypatch.setenv(f"GIT_{role}_EMAIL", "loop@example.org")
     folder, cache = tmp_path / "llama.cpp", bench.lab.cache.path
     subprocess.run(["git", "init", "-q", folder], check=True)
     (folder / ".git/objects/info/alternates").write_text(f"{cache / 'objects'}\n")
@@ -51,11 +55,8 @@ def checkout(bench: Bench, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def slow(bench: Bench, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
+def slow(bench: Bench, checkout: Path, tmp_path: Path) -> Experiment:
     """Return a baseline whose batches wait, by a series of its own."""
-    for role in ("AUTHOR", "COMMITTER"):
-        monkeypatch.setenv(f"GIT_{role}_NAME", "Loop")
-        monkeypatch.setenv(f"GIT_{role}_EMAIL", "loop@example.org")
     edit(checkout, ROWS, WAIT % (SLOW, SLOW) + ROWS)
     series.export(tmp_path, "slow", bench.lab.cache, PIN, checkout, "wait")
     shown = LlamaBench("m", n_prompt=(16,), axes={"n_threads": (1,)}, repetitions=1)
@@ -125,4 +126,26 @@ def test_planted_changes(bench: Bench, checkout: Path, slow: Experiment) -> None
         ended["faster"]["try_id"],
         True,
     )
+    assert audit.check(bench.lab.store) == []
+
+
+def test_the_patch_that_waits_is_found(bench: Bench, checkout: Path, slow: Experiment, tmp_path: Path) -> None:
+    """By bisection, and by ablation: without it the cell is faster, without another one it is not."""
+    subprocess.run(["git", "-C", checkout, "stash", "--quiet"], check=True)
+    changes = {"one": (SQR, f"{SQR} // one"), "wait": (ROWS, WAIT % (SLOW, SLOW) + ROWS), "three": (SIN, f"{SIN} // 3")}
+    for name, change in changes.items():
+        edit(checkout, *change)
+        subprocess.run(["git", "-C", checkout, "commit", "--quiet", "--all", "--message", name], check=True)
+    series.export(tmp_path, "three", bench.lab.cache, PIN, checkout)
+    of_cell, experiment = search.Search(("pp16",)), replace(slow, series=("three",), holdout=())
+    patches = list(changes)
+    steps = search.series_steps(experiment, "three", patches)
+    found = search.bisect(bench.lab, steps, of_cell, lambda event: None)
+    assert [steps[step].name for step in found.suspects] == ["wait"]
+    assert found.probability >= 0.95
+    without = dict(search.ablate(bench.lab, experiment, "three", patches, of_cell, lambda event: None))
+    words = {name: compared.verdict and compared.verdict.verdict for name, compared in without.items()}
+    assert words.pop("wait") == "faster"
+    assert words.keys() == {"one", "three"}
+    assert not {"faster", "slower"} & {*words.values()}
     assert audit.check(bench.lab.store) == []
