@@ -19,7 +19,7 @@ from dgxlab import judgement
 from dgxlab import store as stores
 from dgxlab.errors import CheckFailed, command
 from dgxlab.ingest import SAMPLE, samples_of
-from dgxlab.judgement import tries
+from dgxlab.judgement import fleets, tries
 from dgxlab.model import (
     ARM,
     FILES,
@@ -61,13 +61,13 @@ FIELD_TYPES["gates"] |= {"reasons": Texts, **get_type_hints(Cases), **get_type_h
 
 
 def check(store: Store) -> list[str]:
-    """Return a sentence for each problem of a database; verdicts, then tries are checked if there is no other problem.
+    """Return a sentence for each problem of a database; verdicts, then tries and fleets if there is no other.
 
     Raises SpecError if the database is too damaged to be read.
     """
     problems = [*stores.check(store), *_measured(store)]
     problems = problems or judgement.check(store)  # verdicts cannot be checked on unsound evidence
-    return problems or list(tries.check(store))  # nor tries on unsound verdicts
+    return problems or [*tries.check(store), *fleets.check(store)]  # nor tries and fleets on unsound verdicts
 
 
 def merge(into: Store, other: Path) -> dict[str, int]:
@@ -80,8 +80,7 @@ def merge(into: Store, other: Path) -> dict[str, int]:
         SpecError: if `other` is not a dgxlab database, or of a newer dgxlab.
     """
     with stores.merging(into, other) as counts:
-        for job in into.jobs():
-            judgement.record(into, job.job_id)
+        judgement.record_all(into)
         into.seal()
         if problems := check(into):
             raise CheckFailed(

@@ -33,8 +33,25 @@ def record(store: Store, job_id: str) -> None:
 
     A job that may still run has no verdicts; those of a lost job are deleted if it turns out to run.
     """
+    from dgxlab.judgement import fleets
+
     with store.transaction():
-        store.put_verdicts(job_id, _rows(store, job_id))
+        _record(store, job_id)
+        fleets.record_again(store, job_id)
+
+
+def record_all(store: Store) -> None:
+    """Compute all verdicts again."""
+    from dgxlab.judgement import fleets
+
+    with store.transaction():
+        for job in store.jobs():
+            _record(store, job.job_id)
+        fleets.record_again(store)
+
+
+def _record(store: Store, job_id: str) -> None:
+    store.replace("verdicts", "job_id", job_id, _rows(store, job_id))
 
 
 def reject(store: Store, job_id: str, because: str) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dgxlab import judgement, units
 from dgxlab.judgement import Judged
+from dgxlab.judgement.fleets import identity
 from dgxlab.model import BASELINE, CANDIDATE, ChainStep, Plan
 from dgxlab.report import ask as asking
 from dgxlab.report.ask import CellAsk
@@ -145,11 +146,11 @@ def _in_percent(verdict: Verdict) -> dict[str, Value]:
     return {f"{name}_pct": None if share is None else 100 * share for name, share in shares.items()}
 
 
-_Pair = list[tuple[ChainSession, dict[tuple[str, ...], "_Comparison"]]]
+_Pair = list[tuple[ChainSession, dict[tuple[str, ...], "Comparison"]]]
 """Sessions of a pair, the oldest first, with what each compared."""
 
 
-def _pair(store: Store, job: Job, compared: Sequence[_Comparison]) -> _Pair:
+def _pair(store: Store, job: Job, compared: Sequence[Comparison]) -> _Pair:
     """Return the sessions of a job's pair that compared one of the same things, the job's own too."""
     sessions = [ChainSession(store, store.job(row["job_id"])) for row in store.rows(PAIR, (job.job_id,))]
     pair = [(session, {row.identity: row for row in comparisons(session)}) for session in sessions if compared]
@@ -196,7 +197,9 @@ def _pair_table(own: int, pair: _Pair) -> Table:
 
 
 @dataclass(frozen=True)
-class _Comparison:
+class Comparison:
+    """A verdict of a session, with what it compares."""
+
     chain: ChainStep
     ask: CellAsk
     candidate_ask: CellAsk
@@ -205,16 +208,16 @@ class _Comparison:
 
     @property
     def verdict(self) -> Verdict:
+        """The verdict itself."""
         return self.judged.verdict
 
     @property
     def identity(self) -> tuple[str, ...]:
         """What identifies it in every session of a pair: cells, environments, metric and model."""
-        cells = (*self.ask.identity[::2], *self.candidate_ask.identity[::2])
-        return (*cells, self.judged.comparison.metric, self.judged.model_id or "")
+        return identity(self.chain, self.judged)
 
 
-def comparisons(session: ChainSession) -> list[_Comparison]:
+def comparisons(session: ChainSession) -> list[Comparison]:
     """Return the verdicts of a session with what each compares, in the order of its plan."""
     chains = {chain.id: chain for chain in session.plan.chains}
     rows = []
@@ -222,11 +225,11 @@ def comparisons(session: ChainSession) -> list[_Comparison]:
         chain, comparison = chains[judged.chain], judged.comparison
         sides = ((chain.baseline, comparison.baseline), (chain.candidate, comparison.candidate))
         asks = [next(CellAsk(cell, run.model, run.env) for cell in run.cells if cell.key == key) for run, key in sides]
-        rows.append(_Comparison(chain, asks[0], asks[1], judged))
+        rows.append(Comparison(chain, asks[0], asks[1], judged))
     return rows
 
 
-def _table(session: ChainSession, form: Form, title: str, group: Sequence[_Comparison]) -> Table:
+def _table(session: ChainSession, form: Form, title: str, group: Sequence[Comparison]) -> Table:
     kind, candidate = session.plan.kind, session.candidate
     group = sorted(group, key=lambda row: sort_key(form, row.ask))  # stable: the comparisons of a cell keep their order
     others = [_of_both(form, row) for row in group]
@@ -271,13 +274,13 @@ def _table(session: ChainSession, form: Form, title: str, group: Sequence[_Compa
     )
 
 
-def _of_both(form: Form, row: _Comparison) -> dict[str, tuple[Value, Value]]:
+def _of_both(form: Form, row: Comparison) -> dict[str, tuple[Value, Value]]:
     """Return the settings that are in no leading column, environment variables by name, with both arms' values."""
     sides = [{**settings_of(form, replace(ask, env={})), **ask.env} for ask in (row.ask, row.candidate_ask)]
     return {key: (sides[0].get(key), sides[1].get(key)) for key in dict.fromkeys((*sides[0], *sides[1]))}
 
 
-def _values(kind: str, row: _Comparison, medians: Medians) -> dict[str, Value]:
+def _values(kind: str, row: Comparison, medians: Medians) -> dict[str, Value]:
     """Return the values of a row of verdicts, also as plain numbers for JSON; `medians` are those of all runs."""
     judged, verdict, metric = row.judged, row.verdict, units.metric(row.judged.comparison.metric)
 
@@ -335,7 +338,7 @@ def _columns(kind: str, rows: Sequence[Mapping[str, Value]]) -> list[Column]:
 
 
 def _protocol(
-    plan: Plan, chains: Sequence[ChainStep], group: Sequence[_Comparison], runs: Sequence[Row]
+    plan: Plan, chains: Sequence[ChainStep], group: Sequence[Comparison], runs: Sequence[Row]
 ) -> dict[str, Value]:
     first = chains[0]
     limit = min(first.drift_limit, SCREEN_DRIFT_LIMIT) if first.screen else first.drift_limit
@@ -364,7 +367,7 @@ def _flags(session: ChainSession, runs: Sequence[Row], *, several: bool) -> tupl
     return tuple(sorted(results, key=lambda flag: not flag.hard))
 
 
-def _discards(group: Sequence[_Comparison]) -> list[Discard]:
+def _discards(group: Sequence[Comparison]) -> list[Discard]:
     sizes = Counter(row.chain.id for row in group)
     groups = grouped(
         ((row.chain.id, cycle, reason), row.label) for row in group for cycle, reason in row.verdict.flaws.items()
@@ -375,7 +378,7 @@ def _discards(group: Sequence[_Comparison]) -> list[Discard]:
     ]
 
 
-def _because(group: Sequence[_Comparison], kind: str) -> Iterator[VerdictReasons]:
+def _because(group: Sequence[Comparison], kind: str) -> Iterator[VerdictReasons]:
     def reasons(verdict: Verdict) -> tuple[str, ...]:
         # without the confidence, which is in the table: it would split rows of equal reasons
         first = (_deciding(verdict),) if verdict.ci else ()

@@ -72,7 +72,7 @@ TABLES = (  # parents before children
     _MergeRule("imports", may_differ=("name", "at", "content")),
     _MergeRule("rejections", may_differ=("reason", "at")),
     _MergeRule("notes"),
-    *map(_MergeRule, ("tries", "try_sessions", "try_ends")),
+    *map(_MergeRule, ("tries", "try_sessions", "try_ends", "fleets")),
 )
 
 

@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 
 APPLICATION_ID = 0x6467786C  # `dgxl` in the file's header: tells this database from any other SQLite file
-VERSION = 15  # PRAGMA user_version of a database to which every migration was applied
-SCHEMA = "e48a6e3807ee4755"  # `connect.schema_digest` of such a database
+VERSION = 16  # PRAGMA user_version of a database to which every migration was applied
+SCHEMA = "fd418710bda737db"  # `connect.schema_digest` of such a database
 
 ROOFLINE = "roofline"  # kind of the flag that ingest adds to a run that exceeds the peaks of its GPU
 
@@ -44,6 +44,7 @@ UPSERT = {
         WHERE (excluded.at, excluded.reason) < (rejections.at, rejections.reason)""",
     # a label is no part of a cell's identity: of two, one is kept by a rule that does not depend on the order
     "cells": """ON CONFLICT (cell) DO UPDATE SET label = excluded.label WHERE excluded.label < cells.label""",
+    "fleets": "ON CONFLICT (fleet_id) DO NOTHING",
     "inputs": "ON CONFLICT (job_id, model_id) DO NOTHING",
     # the first import stays, with its copy, which another zlib may have packed into other bytes
     "imports": """ON CONFLICT (import_id) DO UPDATE

@@ -29,9 +29,9 @@ from dgxlab.store.schema import BEHIND_VIEWS, VIEWS
 
 # kinds of units, by the first column of a table's key
 OWNERS = {"job_id": "job", "run_id": "job", "gate_id": "job", "check_id": "job"}
-OWNERS |= {"import_id": "import", "try_id": "try"}
+OWNERS |= {"import_id": "import", "try_id": "try", "fleet_id": "fleet"}
 NUMBERED = ("run_id", "gate_id", "check_id")  # keys that are a job's id, / and the number of a line of its journal
-NAMES = {"job": "job {}", "import": "imported file {}", "try": "try {}", "table": "table {}"}
+NAMES = {"job": "job {}", "import": "imported file {}", "try": "try {}", "fleet": "fleet {}", "table": "table {}"}
 
 _encode = json.JSONEncoder(separators=(",", ":"), default=bytes.hex).encode
 

@@ -212,15 +212,16 @@ class Store:
         """Return the rows of a job's verdicts, in the order of its plan."""
         return self.rows("SELECT * FROM verdicts WHERE job_id = ? ORDER BY position", (job_id,))
 
-    def put_verdicts(self, job_id: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Replace the verdicts of a job; writes nothing if they are equal."""
+    def replace(self, table: str, key: str, value: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Replace the rows of a table of verdicts that have this value in `key`; writes nothing if they are equal."""
+        where = f"FROM {table} WHERE {key} = ?"
         with self.transaction():
-            if self.verdicts(job_id) == list(rows):
+            if self.rows(f"SELECT * {where} ORDER BY position", (value,)) == list(rows):
                 return
-            self._seals.writing("verdicts", ("job_id",), [(job_id,)])
-            self.connection.execute("DELETE FROM verdicts WHERE job_id = ?", (job_id,))
+            self._seals.writing(table, (key,), [(value,)])
+            self.connection.execute(f"DELETE {where}", (value,))
             for row in rows:
-                self.put("verdicts", row)
+                self.put(table, row)
 
     def up_to_date(
         self, build_id: str, device_id: str, cells: Iterable[Wanted], protocol: int = PROTOCOL
