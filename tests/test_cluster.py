@@ -57,6 +57,7 @@ def test_the_page_about_clusters(cluster: Slurm, tmp_path: Path) -> None:
     assert re.search(r"job \S+ is queued on cluster: PENDING.*, Slurm job \d+|job \S+ runs on cluster", ran.stderr)
     assert "0 measured now" in ran.stderr
     assert "2 hosts, 2 of 2 devices measured" in ran.stderr
+    assert "3 experiments on 2 hosts, 3 of 3 experiments measured" in ran.stderr
     assert len(re.findall(r"over 2 devices: \d", ran.stdout)) == 2  # ab, and its report again
     assert re.search(r"(?m)^\| cluster/node1 \| +\d", ran.stdout)
     assert re.search(r"(?m)^\| cluster/node2 \| +\d", ran.stdout)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dgxlab.transport.host import Host
 
 Command = TypeVar("Command", bound=Callable[..., None])
+Read = TypeVar("Read")
 
 Word = StrEnum("Word", ["faster", "slower", "same", "inconclusive", "invalid"])  # verdicts of a chain
 
@@ -174,6 +175,22 @@ def experiment(spec: str, overrides: Sequence[str] | None = None, host: str | No
     """Read a spec by its path, or by its name below experiments/; SpecError with the command that checks it again."""
     from dgxlab.spec import load
 
+    return _read(load, spec, overrides, host)
+
+
+def experiments(spec: str, overrides: Sequence[str] | None = None, host: str | None = None) -> list[Experiment]:
+    """Read a spec as `experiment`, which may be a sweep: all its experiments."""
+    from dgxlab.spec import load_all
+
+    return _read(load_all, spec, overrides, host)
+
+
+def _read(
+    load: Callable[[Path, Sequence[str], str | None], Read],
+    spec: str,
+    overrides: Sequence[str] | None = None,
+    host: str | None = None,
+) -> Read:
     path = find_spec(spec)
     try:
         return load(path, overrides or (), host)
@@ -184,11 +201,12 @@ def experiment(spec: str, overrides: Sequence[str] | None = None, host: str | No
 
 
 def readable_experiments(note: Callable[[str], None]) -> list[Experiment]:
-    """Read all specs of the project; `note` is told of those that are wrong, as the user may be editing them."""
+    """Read all specs of the project but sweeps; `note` is told of those that are wrong, which are being edited."""
     read = []
     for path in chain.from_iterable(specs(root()).values()):
         try:
-            read.append(experiment(str(path)))
+            one, *others = experiments(str(path))
+            read += [] if others else [one]
         except SpecError as error:
             note(f"left out: {error.message}")
     return read

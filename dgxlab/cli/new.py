@@ -60,10 +60,10 @@ def experiment(
     Example: dgxlab new experiment wider-tiles --extends stock
     """
     from dgxlab.lab import starter
-    from dgxlab.spec import load
+    from dgxlab.spec import load_all
 
     parent = find_spec(extends)
-    load(parent)  # an error in it would be reported against the new file
+    load_all(parent)  # an error in it would be reported against the new file
     path = starter.new_experiment(root(), name, parent)
     out.result({"file": str(path)}, f"{path}\nedit it, then: {command('dgxlab', 'plan', name)}")
 

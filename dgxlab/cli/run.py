@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from dgxlab.cli import _complete
-from dgxlab.cli._app import FailOnOption, TrustSourceOption, WideOption, Workspace, connect, experiment
+from dgxlab.cli._app import FailOnOption, TrustSourceOption, WideOption, Workspace, connect, experiment, experiments
 from dgxlab.cli._out import Out, plural, show_error
 from dgxlab.errors import AGAIN, CheckFailed, ConditionsError, DgxlabError, SpecError, UsageError, command
 from dgxlab.units import share
 
 if TYPE_CHECKING:
+    from dgxlab.lab.outlook import Outlook
     from dgxlab.lab.request import Request
+    from dgxlab.model import Plan
     from dgxlab.report import SessionReport
 
 _STOCK = "stock"  # the experiment that two checkouts are measured with, unless another is named
@@ -61,13 +63,23 @@ class _SpecOptions:
     ] = None
     trust_source: TrustSourceOption = False
 
-    def request(self, kind: str, spec: str, baseline: str = "", **options: Any) -> Request:
-        """Read the specs, by path or name, and return the request; `options` are further fields of it."""
+    def requests(self, kind: str, spec: str, baseline: str = "", **options: Any) -> list[Request]:
+        """Read the specs, by path or name, and return the request for each experiment of the first one.
+
+        `options` are further fields of a request. A baseline of the same name is the experiment itself.
+        """
         from dgxlab.lab.request import Request
 
         host = self.host and self.host.partition(",")[0]
-        first = experiment(baseline, self.set_, host) if baseline else None
-        return Request(kind, experiment(spec, self.set_, host), first, **options)
+        first = experiment(baseline, self.set_, host) if baseline not in ("", spec) else None
+        every = experiments(spec, self.set_, host)
+        return [Request(kind, each, each if baseline == spec else first, **options) for each in every]
+
+    def request(self, kind: str, spec: str, baseline: str = "", **options: Any) -> Request:
+        """Return the only request of a spec that is no sweep, as `requests`."""
+        experiment(spec, self.set_)
+        (only,) = self.requests(kind, spec, baseline, **options)
+        return only
 
     def at(self, workspace: Workspace, request: Request) -> Workspace:
         """Return the workspace of the project that the first spec belongs to."""
@@ -87,24 +99,17 @@ class MeasureOptions(_SpecOptions):
         Option("--nodes", min=1, help="Run on so many nodes of the cluster at once, on each by itself."),
     ] = None
 
-    def on_hosts(self, request: Request) -> list[Request]:
-        """Return the request for each host, or for each node, that the options name."""
-        names = list(dict.fromkeys((self.host or request.experiment.host).split(",")))
-        if self.nodes:
-            there = connect(names[0]).probe().nodes
-            if len(there) < self.nodes or len(names) > 1:
-                message = (
-                    f"{self.nodes} nodes of host {names[0]} were asked for, and it has {len(there)} that take jobs"
-                )
-                raise UsageError(message, next=command("dgxlab", "doctor", names[0]))
-            known = sorted(there, key=lambda node: node.facts is None)  # what was measured there may be up to date
-            names = [f"{names[0]}/{node.name}" for node in known[: self.nodes]]
-
-        def at(name: str) -> Request:
-            baseline = request.baseline and replace(request.baseline, host=name)
-            return replace(request, experiment=replace(request.experiment, host=name), baseline=baseline)
-
-        return list(map(at, names))
+    def hosts(self, own: str) -> list[str]:
+        """Return the hosts, or nodes, that the options name; `own` is that of the spec."""
+        names = list(dict.fromkeys((self.host or own).split(",")))
+        if not self.nodes:
+            return names
+        there = connect(names[0]).probe().nodes
+        if len(there) < self.nodes or len(names) > 1:
+            message = f"{self.nodes} nodes of host {names[0]} were asked for, and it has {len(there)} that take jobs"
+            raise UsageError(message, next=command("dgxlab", "doctor", names[0]))
+        known = sorted(there, key=lambda node: node.facts is None)  # what was measured there may be up to date
+        return [f"{names[0]}/{node.name}" for node in known[: self.nodes]]
 
 
 def run(
@@ -121,7 +126,7 @@ def run(
 
     Example: dgxlab run experiments/cpu/quickstart.yaml
     """
-    _measure(options.request("run", spec, again=again, tree=tree), options, workspace, out, wide=wide)
+    _measure(options.requests("run", spec, again=again, tree=tree), options, workspace, out, wide=wide)
 
 
 def gate(
@@ -131,7 +136,7 @@ def gate(
 
     Example: dgxlab gate experiments/cpu/quickstart.yaml
     """
-    _measure(options.request("gate", spec, tree=tree), options, workspace, out)
+    _measure(options.requests("gate", spec, tree=tree), options, workspace, out)
 
 
 def ab(  # noqa: PLR0913 - each is an option
@@ -172,8 +177,8 @@ def ab(  # noqa: PLR0913 - each is an option
     """
     kind = "screen" if screen else "ab"
     arms = _arms(baseline, candidate, tree or [])
-    request = options.request(kind, **arms, allow=allow or (), max_s=seconds(max_minutes))
-    _measure(request, options, workspace, out, fail_on or (), wide=wide)
+    requests = options.requests(kind, **arms, allow=allow or (), max_s=seconds(max_minutes))
+    _measure(requests, options, workspace, out, fail_on or (), wide=wide)
 
 
 def noise(
@@ -191,7 +196,7 @@ def noise(
 
     Example: dgxlab noise experiments/h200/h200.yaml
     """
-    _measure(options.request("noise", spec, spec), options, workspace, out, fail_on or (), wide=wide)
+    _measure(options.requests("noise", spec, spec), options, workspace, out, fail_on or (), wide=wide)
 
 
 def plan(
@@ -221,10 +226,13 @@ def plan(
     if candidate and (tree or effect):
         raise UsageError("--tree and --effect are about one experiment", next=command("dgxlab", "plan", spec))
     if candidate:
-        request = options.request("ab", candidate, spec, allow=allow or (), max_s=seconds(max_minutes))
+        requests = options.requests("ab", candidate, spec, allow=allow or (), max_s=seconds(max_minutes))
     else:
-        request = options.request("run", spec, tree=tree)
-    _show_plan(request, effect, options.at(workspace, request), out, beside=bool(options.host and not candidate))
+        requests = options.requests("run", spec, tree=tree)
+    workspace, beside = options.at(workspace, requests[0]), bool(options.host and not candidate)
+    shown = [_planned(request, effect, workspace, out, beside=beside) for request in requests]
+    values = [value for value, _ in shown]
+    out.result(values if len(values) > 1 else values[0], "\n\n".join(text for _, text in shown))
 
 
 def raise_for_verdicts(session: SessionReport, error: DgxlabError | None, fail_on: Collection[str] = ()) -> None:
@@ -253,7 +261,7 @@ def raise_for_verdicts(session: SessionReport, error: DgxlabError | None, fail_o
 
 
 def _arms(baseline: str | None, candidate: str | None, trees: Sequence[Path]) -> dict[str, Any]:
-    """Return the arms of an A/B session as arguments of `_SpecOptions.request`."""
+    """Return the arms of an A/B session as arguments of `_SpecOptions.requests`."""
     if len(trees) > 2:
         raise UsageError("a session compares two checkouts", next="dgxlab ab --help")
     if len(trees) == 2:
@@ -272,7 +280,7 @@ def seconds(max_minutes: float | None) -> float:
 
 
 def _measure(
-    request: Request,
+    requests: Sequence[Request],
     options: MeasureOptions,
     workspace: Workspace,
     out: Out,
@@ -285,14 +293,17 @@ def _measure(
     from dgxlab.cli._on_end import on_end
     from dgxlab.lab import session
 
+    request = requests[0]
     workspace, tell = options.at(workspace, request), on_end(out)
     out.note(workspace.where)
-    request, *others = (replace(each, wait_s=60.0 * options.wait) for each in options.on_hosts(request))
-    if others:
+    hosts = options.hosts(request.experiment.host)
+    requests = [replace(each, wait_s=60.0 * options.wait) for each in requests]
+    if len(requests) > 1 or len(hosts) > 1:
         from dgxlab.cli._fleet import measure_fleet
 
-        measure_fleet([request, *others], workspace, out, fail_on, tell, wide=wide)
+        measure_fleet(requests, hosts, workspace, out, fail_on, tell, wide=wide)
         return
+    request = requests[0].at(hosts[0])
     with workspace.lab(create=True) as lab:
         with display(out) as watch:
             outcome = session.run(lab, request, watch)
@@ -321,8 +332,10 @@ def _measure(
         raise outcome.error
 
 
-def _show_plan(request: Request, effect: str | None, workspace: Workspace, out: Out, *, beside: bool) -> None:
-    """Print a plan, or an outlook; `beside` says to add what the record already has of it."""
+def _planned(
+    request: Request, effect: str | None, workspace: Workspace, out: Out, *, beside: bool
+) -> tuple[Plan | Outlook, str]:
+    """Return a plan, or an outlook, and its text; `beside` says to add what the record already has of it."""
     from dgxlab.cli._display import display
     from dgxlab.cli._plan import describe, describe_outlook, describe_recorded, length
     from dgxlab.lab import missing, outlook, session
@@ -350,6 +363,5 @@ def _show_plan(request: Request, effect: str | None, workspace: Workspace, out: 
             if effect or request.baseline:
                 expected = outlook.outlook(store, first, planned.arms[0].source, wanted)
     if effect and expected:
-        out.result(expected, describe_outlook(expected, first))
-    else:
-        out.result(planned, "\n".join([describe(planned, took), *ends, *([length(expected)] if expected else [])]))
+        return expected, describe_outlook(expected, first)
+    return planned, "\n".join([describe(planned, took), *ends, *([length(expected)] if expected else [])])

@@ -1,4 +1,7 @@
-"""The same request on several hosts at once, each by itself: a job, a chain and a device of its own."""
+"""Several requests at once: the same on each host of a fleet, or those of a sweep spread over hosts.
+
+Each is whole on one host, with a job, a chain and a device of its own; those of one host follow one another.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from threading import Thread
 
-from dgxlab.errors import DgxlabError, Interrupted
+from dgxlab.errors import DgxlabError, Interrupted, command
+from dgxlab.judgement import fleets
 from dgxlab.lab import Lab, Watch
 from dgxlab.lab.request import Request
 from dgxlab.lab.session import Outcome, run
+from dgxlab.store import Store
 
 AT_ONCE = 20
 """Hosts that are followed at the same time; the others wait for their turn."""
@@ -18,54 +23,88 @@ AT_ONCE = 20
 
 @dataclass(frozen=True)
 class Member:
-    """How the request ended on one host; `outcome` is None where no job was started."""
+    """How a request ended; `outcome` is None where no job was started."""
 
-    host: str
+    request: Request
     outcome: Outcome | None = None
     error: DgxlabError | None = None
 
+    @property
+    def host(self) -> str:
+        """The host's name."""
+        return self.request.experiment.host
+
+
+def spread(store: Store, requests: Sequence[Request], hosts: Sequence[str]) -> list[Request]:
+    """Return each request for one of the hosts: the one that has results of it, else the one with the fewest."""
+    placed: dict[int, str] = {}
+    for number, request in enumerate(requests):
+        known = (host for host in hosts if _has_results(store, request.at(host)))
+        if host := next(known, None):
+            placed[number] = host
+    for number in range(len(requests)):
+        if number not in placed:
+            taken = list(placed.values())
+            placed[number] = min(hosts, key=taken.count)
+    return [request.at(placed[number]) for number, request in enumerate(requests)]
+
+
+def _has_results(store: Store, request: Request) -> bool:
+    sql = "SELECT 1 FROM jobs JOIN runs USING (job_id) WHERE experiment = ? AND status = 'valid' LIMIT 1"
+    return bool(store.rows(sql, (request.experiment.digest,)))
+
 
 def run_all(
-    open_lab: Callable[[], AbstractContextManager[Lab]], requests: Sequence[Request], watch: Callable[[str], Watch]
+    open_lab: Callable[[], AbstractContextManager[Lab]], requests: Sequence[Request], watch: Callable[[Request], Watch]
 ) -> list[Member]:
-    """Run requests that differ in their hosts, and return how each ended, in their order.
+    """Run requests, those of different hosts at the same time, and return how each ended, in their order.
 
     Args:
         open_lab: Opens the record, once for each thread.
-        watch: Returns what sees the events of a host; it is called from several threads.
+        watch: Returns what sees the events of a request; it is called from several threads.
 
     Raises:
         Interrupted: on Ctrl-C; the jobs go on.
     """
-    waiting, ended, broken = iter(requests), dict[str, Member](), list[BaseException]()
+    of_host: dict[str, list[int]] = {}
+    for number, request in enumerate(requests):
+        of_host.setdefault(request.experiment.host, []).append(number)
+    waiting, ended, broken = iter(of_host.values()), dict[int, Member](), list[BaseException]()
 
     def work() -> None:
         try:
             with open_lab() as lab:
-                while not broken and (request := next(waiting, None)):
-                    name = request.experiment.host
-                    ended[name] = _one(lab, request, watch(name))
+                while numbers := next(waiting, None):
+                    for number in numbers:
+                        if broken:
+                            return
+                        ended[number] = _one(lab, requests[number], watch(requests[number]))
         except BaseException as error:  # a bug, or a record that cannot be opened: the main thread raises it
             broken.append(error)
 
-    threads = [Thread(target=work, daemon=True) for _ in requests[:AT_ONCE]]
+    threads = [Thread(target=work, daemon=True) for _ in range(min(AT_ONCE, len(of_host)))]
     for thread in threads:
         thread.start()
     try:
         for thread in threads:
             thread.join()
     except KeyboardInterrupt:
-        names = requests[0].experiment.host
-        raise Interrupted("stopped watching; the jobs go on", next=f"dgxlab jobs --host {names}") from None
+        host = requests[0].experiment.host
+        raise Interrupted("stopped watching; the jobs go on", next=command("dgxlab", "jobs", "--host", host)) from None
     if broken:
         raise broken[0]
-    return [ended[request.experiment.host] for request in requests]
+    return [ended[number] for number in range(len(requests))]
+
+
+def judge(lab: Lab, members: Sequence[Member]) -> None:
+    """Record the verdict over the devices, of sessions of the same arms on several hosts."""
+    jobs = {member.host: member.outcome.job_id for member in members if member.outcome and member.outcome.job_id}
+    fleets.record(lab.store, fleets.one_a_device(lab.store, jobs).values())
 
 
 def _one(lab: Lab, request: Request, watch: Watch) -> Member:
-    name = request.experiment.host
     try:
         outcome = run(lab, request, watch)
     except DgxlabError as error:
-        return Member(name, error=error)
-    return Member(name, outcome, outcome.error)
+        return Member(request, error=error)
+    return Member(request, outcome, outcome.error)

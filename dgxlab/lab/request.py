@@ -40,6 +40,11 @@ class Request:
         both = [self.baseline] if self.baseline and self.baseline.digest != self.experiment.digest else []
         return [*both, self.experiment]
 
+    def at(self, host: str) -> Request:
+        """Return the request for another host."""
+        baseline = self.baseline and replace(self.baseline, host=host)
+        return replace(self, experiment=replace(self.experiment, host=host), baseline=baseline)
+
     @property
     def name(self) -> str:
         """The name of the job, which job ids begin with."""

@@ -1,4 +1,4 @@
-"""One experiment, or one pair of arms, on several devices: side by side, their spread, and devices that stand out."""
+"""One experiment, or one pair of arms, on several devices: side by side, with their spread; and the arms of a sweep."""
 
 from __future__ import annotations
 
@@ -6,24 +6,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dgxlab import stats, units
+from dgxlab import judgement, stats, units
 from dgxlab.errors import UsageError
+from dgxlab.judgement import fleets
 from dgxlab.report import ask as asking
 from dgxlab.report.arms import side_by_side
 from dgxlab.report.ask import Ask, CellAsk, Query
-from dgxlab.report.evidence import Evidence, arms_of_job, find_evidence
+from dgxlab.report.evidence import Evidence, find_evidence
 from dgxlab.report.records import Column, Number, Page, Row, Table, grouped
-from dgxlab.report.tables import env_text
-from dgxlab.report.verdicts import comparisons, interval_text, percent
+from dgxlab.report.session import WORDS, ChainSession
+from dgxlab.report.tables import env_text, leading, varying_of
+from dgxlab.report.verdicts import Comparison, comparisons, interval_text, percent
 from dgxlab.stats import Pooled, Verdict
 from dgxlab.store import UNCOUNTED
 from dgxlab.tools import BENCHES
 
 if TYPE_CHECKING:
-    from dgxlab.report.session import ChainSession
     from dgxlab.store import Store
 
 _APART = "devices that stand out are 3.5 scaled MADs or more from the median"
+_ALONE = "each experiment has a session of its own, and each session is judged by itself"
 _POOLED = "effects of the devices are pooled as random effects, so that the verdict is about the kind of device"
 
 
@@ -90,30 +92,68 @@ def collect_fleet(store: Store, asks: Sequence[Ask]) -> Page:
     return Page("fleet", tuple(tables), f"{len(arms)} of {len(found)} devices measured")
 
 
+def collect_sweep(store: Store, asks: Sequence[Ask]) -> Page:
+    """Return the experiments of a sweep beneath one another, given an ask for each; those without results are left out.
+
+    A column for each setting in which they differ comes first.
+    """
+    found = [find_evidence(store, ask) for ask in asks]
+    arms = [arm for arm in found if arm.measured]
+    columns, leads = _leads([(arm.name, arm.ask) for arm in arms])
+    tables = [
+        side_by_side("sweep", title, arms, [*columns, *own], _rows_of(leads, arms, by_cell), settings={})
+        for tool in _tools(arms)
+        for title, own, by_cell in _by_metric(tool, arms)
+    ]
+    return Page("sweep", tuple(tables), f"{len(arms)} of {len(found)} experiments measured")
+
+
+def collect_sweep_sessions(store: Store, jobs: Sequence[str]) -> Page:
+    """Return the A/B sessions of a sweep, each of one experiment against the same baseline, beneath one another."""
+    sessions = [ChainSession(store, store.job(job_id)) for job_id in jobs]
+    arms = [session.candidate or session.baseline for session in sessions]
+    columns, leads = _leads([(arm.name, arm.ask) for arm in arms])
+    compared = [comparisons(session) for session in sessions]
+    words = [judgement.session_verdict([row.verdict.verdict for row in rows]) for rows in compared]
+    effects = [
+        {_named(row, of): _effect(row.verdict) for row in rows} for of, rows in zip(sessions, compared, strict=True)
+    ]
+    columns += [Column("session", "session"), Column("verdict", "verdict")]
+    columns += [Column(name, f"{name} (%)") for name in dict.fromkeys(name for of in effects for name in of)]
+    rows = [
+        {**lead, "session": session.job.job_id, "verdict": word, **of}
+        for lead, session, word, of in zip(leads, sessions, words, effects, strict=True)
+    ]
+    title = f"{WORDS[sessions[0].plan.kind]} of a sweep against {sessions[0].baseline.name}"
+    table = side_by_side("sweep", title, arms, columns, rows, settings={}, notes=(_ALONE,))
+    counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
+    return Page("sweep", (table,), f"{len(sessions)} sessions: {counts}")
+
+
+def _leads(arms: Sequence[tuple[str, Ask]]) -> tuple[list[Column], list[Row]]:
+    """Return the first columns of a sweep's table, and their values: experiment, host, and the settings that vary."""
+    settings = [{"host": ask.host, **ask.arm.cmake, **ask.arm.env} for _, ask in arms]
+    rows: list[Row] = [{"arm": name, **of} for (name, _), of in zip(arms, settings, strict=True)]
+    return [Column("arm", "experiment"), *leading(rows, varying_of(settings))], rows
+
+
 def collect_fleet_sessions(store: Store, jobs: Mapping[str, str]) -> Page:
     """Return the verdicts of A/B sessions of the same arms over their devices, given the session of each host.
 
     A device with several names counts once, under the first. There must be a session.
     """
-    from dgxlab.report.session import ChainSession
-
-    sessions: dict[str, ChainSession] = {}
-    devices = set[str]()
-    for host, job_id in jobs.items():
-        device = next((each.id for each in store.devices(job_id).values()), host)
-        if device not in devices:
-            sessions[host] = ChainSession(store, store.job(job_id))
-        devices.add(device)
-    by_cell: dict[tuple[str, ...], dict[str, Verdict]] = {}
-    names: dict[tuple[str, ...], str] = {}
+    chosen = fleets.one_a_device(store, jobs)
+    sessions = {host: ChainSession(store, store.job(job_id)) for host, job_id in chosen.items()}
+    by_cell: dict[fleets.Identity, dict[str, Verdict]] = {}
+    names: dict[fleets.Identity, str] = {}
     for host, session in sessions.items():
         for row in comparisons(session):
             if row.verdict.effect is not None:
                 by_cell.setdefault(row.identity, {})[host] = row.verdict
-                names[row.identity] = _name(row.ask, row.judged.comparison.metric)
-    pooled = _pool(list(by_cell.values()))
-    rows = [_pooled_row(names[key], by_cell[key], each) for key, each in zip(by_cell, pooled, strict=True)]
-    words = [each.verdict for each in pooled]
+                names[row.identity] = _named(row, session)
+    pooled = fleets.pooled(store, list(chosen.values()))
+    rows = [_pooled_row(names[key], of, pooled[key]) for key, of in by_cell.items()]
+    words = [pooled[key].verdict for key in by_cell]
     counts = ", ".join(f"{words.count(word)} {word}" for word in stats.VERDICTS if word in words)
     return Page(
         "fleet", tuple(_session_tables(sessions, names, by_cell, rows)), f"over {len(sessions)} devices: {counts}"
@@ -124,31 +164,38 @@ def _tools(arms: Sequence[Evidence]) -> list[str]:
     return list(dict.fromkeys(cell.ask.cell.tool for arm in arms for cell in arm.measured))
 
 
-def _of_tool(tool: str, arms: Sequence[Evidence]) -> Iterator[Table]:
-    """Yield, for each metric of a tool that is compared, the spread of its cells and the devices' own values."""
-    bench = BENCHES[tool]
-    for metric in bench.compared:
+def _by_metric(tool: str, arms: Sequence[Evidence]) -> Iterator[tuple[str, list[Column], dict[str, dict[str, Number]]]]:
+    """Yield, for each metric of a tool that is compared, a title, a column for each cell, and the values by arm."""
+    for metric in BENCHES[tool].compared:
         by_cell: dict[str, dict[str, Number]] = {}
         for arm in arms:
             for cell in arm.measured:
                 if cell.ask.cell.tool == tool and metric in cell.quantities:
-                    by_cell.setdefault(_name(cell.ask, metric), {})[arm.name] = cell.quantities[metric]
+                    name = _name(cell.ask, metric, arm.ask)
+                    by_cell.setdefault(name, {})[arm.name] = cell.quantities[metric]
         if by_cell:
-            yield from _tables(tool, metric, arms, by_cell)
+            title = ", ".join(filter(None, (tool, units.metric(metric).label)))
+            yield title, [Column(name, name, metric) for name in by_cell], by_cell
 
 
-def _tables(
-    tool: str, metric: str, arms: Sequence[Evidence], by_cell: Mapping[str, Mapping[str, Number]]
-) -> Iterator[Table]:
-    title = ", ".join(filter(None, (tool, units.metric(metric).label)))
-    columns = [Column("cell", "cell"), Column("devices", "devices", numeric=True)]
-    columns += [Column(key, key, metric) for key in ("median", "lowest", "highest")]
-    columns += [Column("spread", "spread (%)", numeric=True), Column("out", "stands out")]
-    rows = [_spread_row(name, values) for name, values in by_cell.items()]
-    yield side_by_side("fleet", f"Spread of {title}", arms, columns, rows, settings={}, notes=_apart(rows))
-    columns = [Column("device", "device"), *(Column(name, name, metric) for name in by_cell)]
-    rows = [{"device": arm.name, **{name: of.get(arm.name) for name, of in by_cell.items()}} for arm in arms]
-    yield side_by_side("fleet", f"Devices, {title}", arms, columns, rows, settings={})
+def _of_tool(tool: str, arms: Sequence[Evidence]) -> Iterator[Table]:
+    """Yield, for each metric of a tool that is compared, the spread of its cells and the devices' own values."""
+    for title, own, by_cell in _by_metric(tool, arms):
+        columns = [Column("cell", "cell"), Column("devices", "devices", numeric=True)]
+        columns += [Column(key, key, own[0].metric) for key in ("median", "lowest", "highest")]
+        columns += [Column("spread", "spread (%)", numeric=True), Column("out", "stands out")]
+        rows = [_spread_row(name, values) for name, values in by_cell.items()]
+        yield side_by_side("fleet", f"Spread of {title}", arms, columns, rows, settings={}, notes=_apart(rows))
+        rows = _rows_of([{"device": arm.name} for arm in arms], arms, by_cell)
+        yield side_by_side("fleet", f"Devices, {title}", arms, [Column("device", "device"), *own], rows, settings={})
+
+
+def _rows_of(leads: Sequence[Row], arms: Sequence[Evidence], by_cell: Mapping[str, Mapping[str, Number]]) -> list[Row]:
+    """Return a row for each arm: its lead, then its value in each cell."""
+    return [
+        {**lead, **{name: of.get(arm.name) for name, of in by_cell.items()}}
+        for lead, arm in zip(leads, arms, strict=True)
+    ]
 
 
 def _spread_row(name: str, of_device: Mapping[str, Number]) -> Row:
@@ -170,18 +217,16 @@ def _apart(rows: Sequence[Row]) -> tuple[str, ...]:
     return (_APART,) if any(row["out"] for row in rows) else ("no device stands out",)
 
 
-def _name(ask: CellAsk, metric: str) -> str:
-    """Return the name of a cell and metric, the same on every device."""
+def _name(ask: CellAsk, metric: str, of: Ask) -> str:
+    """Return the name of a cell and metric, the same on every device and in every experiment of a sweep."""
     several = len(BENCHES[ask.cell.tool].compared) > 1
     label = units.metric(metric).label if several else ""
-    return " ".join(filter(None, (ask.model, asking.label(ask.cell), label, env_text(ask.env))))
+    own = {name: value for name, value in ask.env.items() if of.arm.env.get(name) != value}
+    return " ".join(filter(None, (ask.model, asking.label(ask.cell), label, env_text(own))))
 
 
-def _pool(cells: Sequence[Mapping[str, Verdict]]) -> list[Pooled]:
-    return stats.pool(
-        [[estimate for verdict in cell.values() if (estimate := stats.estimate(verdict))] for cell in cells],
-        [next(iter(cell.values())).better for cell in cells],
-    )
+def _named(row: Comparison, session: ChainSession) -> str:
+    return _name(row.ask, row.judged.comparison.metric, session.baseline.ask)
 
 
 def _pooled_row(name: str, of_device: Mapping[str, Verdict], pooled: Pooled) -> Row:
@@ -200,14 +245,11 @@ def _pooled_row(name: str, of_device: Mapping[str, Verdict], pooled: Pooled) -> 
 
 def _session_tables(
     sessions: Mapping[str, ChainSession],
-    names: Mapping[tuple[str, ...], str],
-    by_cell: Mapping[tuple[str, ...], Mapping[str, Verdict]],
+    names: Mapping[fleets.Identity, str],
+    by_cell: Mapping[fleets.Identity, Mapping[str, Verdict]],
     rows: Sequence[Row],
 ) -> Iterator[Table]:
-    arms = []
-    for host, session in sessions.items():
-        candidate = (session.candidate or session.baseline).experiment
-        arms.append(replace(arms_of_job(session.store, session.job)[candidate], name=host))
+    arms = [replace(session.candidate or session.baseline, name=host) for host, session in sessions.items()]
     columns = [Column("cell", "cell"), Column("devices", "devices", numeric=True), Column("verdict", "verdict")]
     columns += [Column("effect", "effect (%)", numeric=True), Column("interval", "interval (%)", numeric=True)]
     columns += [Column("between", "between devices (%)", numeric=True), Column("out", "stands out")]

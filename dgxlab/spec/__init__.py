@@ -13,9 +13,11 @@ Only this package imports yaml and pydantic.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,14 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from dgxlab import project
 from dgxlab.errors import command
-from dgxlab.model import Experiment, ParityGate
+from dgxlab.model import NAME, Experiment, ParityGate
 from dgxlab.spec import checks, resolve
 from dgxlab.spec.models import ExperimentSpec, SpecSchema
-from dgxlab.spec.nodes import Mark, Node, explain, locate, plain, refuse
+from dgxlab.spec.nodes import Mark, Node, Problem, explain, locate, plain, refuse
 
-__all__ = ["json_schema", "load"]
+__all__ = ["json_schema", "load", "load_all"]
+
+_MAX_ARMS = 1000
 
 
 def load(path: Path, overrides: Sequence[str] = (), host: str | None = None) -> Experiment:
@@ -40,23 +44,74 @@ def load(path: Path, overrides: Sequence[str] = (), host: str | None = None) -> 
         host: Instead of the spec's host when given.
 
     Raises:
-        SpecError: naming file, line and key of the first thing that is wrong; its details list all of them.
+        SpecError: naming file, line and key of the first thing that is wrong; its details list all of them. A sweep is
+            refused too.
     """
+    tree = _tree(path, overrides, host)
+    if matrix := _entries(tree).get("matrix"):
+        _spec(path, tree)
+        problem = Problem(matrix.mark, ("matrix",), "makes several experiments, and one is needed here")
+        refuse([problem], next=command("dgxlab", "run", resolve.label(path)))
+    return _experiment(path, tree)
+
+
+def load_all(path: Path, overrides: Sequence[str] = (), host: str | None = None) -> list[Experiment]:
+    """Read the experiments of a spec: one, or with `matrix` one for each combination of its values. Raises as `load`.
+
+    An experiment of a sweep is called after the file's name and its values, as `threads-8-ON`.
+    """
+    tree = _tree(path, overrides, host)
+    if (matrix := _spec(path, tree).matrix) is None:
+        return [_experiment(path, tree)]
+    mark, arms = _entries(tree)["matrix"].mark, list(islice(matrix.arms(), _MAX_ARMS + 1))
+    if len(arms) > _MAX_ARMS:
+        refuse([Problem(mark, ("matrix",), f"makes more than {_MAX_ARMS} experiments: split it")])
+    made = [_experiment(path, resolve.arm(tree, chosen)) for chosen in arms]
+    names = [_arm_name(one.name, [value for _, _, value in chosen]) for one, chosen in zip(made, arms, strict=True)]
+    for name in names:
+        if not NAME.fullmatch(name):
+            text = f"would call an experiment {name!r}: give a shorter name"
+        elif names.count(name) > 1:
+            text = f"would call two experiments {name!r}: let their values differ in letters or digits"
+        else:
+            continue
+        refuse([Problem(mark, ("matrix",), text)])
+    return [replace(experiment, name=name) for experiment, name in zip(made, names, strict=True)]
+
+
+def _arm_name(name: str, values: Sequence[str]) -> str:
+    return "-".join([name, *(re.sub(r"[^A-Za-z0-9._-]+", "_", value) for value in values)])
+
+
+def _entries(tree: Node) -> dict[str, Node]:
+    entries: Any = tree.value
+    return dict(entries)
+
+
+def _tree(path: Path, overrides: Sequence[str], host: str | None) -> Node:
     tree = resolve.resolve(path)
     for setting in overrides:
         tree = resolve.override(tree, setting)
-    given: Any = tree.value
+    given = _entries(tree)
     if host is not None:
-        given = {**given, "host": Node(host, Mark("--host"))}
-    tree = Node({"name": Node(path.stem, Mark(resolve.label(path), 1)), **given}, tree.mark)
-    values, next_command = plain(tree), command("dgxlab", "plan", resolve.label(path))
+        given["host"] = Node(host, Mark("--host"))
+    return Node({"name": Node(path.stem, Mark(resolve.label(path), 1)), **given}, tree.mark)
+
+
+def _spec(path: Path, tree: Node) -> ExperimentSpec:
+    """Check the values of a tree one by one."""
     # as JSON, whose lists may become tuples; a file's name may hold bytes that are no UTF-8
-    text = json.dumps(values, ensure_ascii=False).encode("utf-8", "replace")
+    text = json.dumps(plain(tree), ensure_ascii=False).encode("utf-8", "replace")
     try:
-        spec = ExperimentSpec.model_validate_json(text)
+        return ExperimentSpec.model_validate_json(text)
     except ValidationError as error:
-        refuse(explain(error, tree, json_schema()), next=next_command)
-    if problems := [locate(tree, loc, text) for loc, text in checks.check(spec, values.get("session", {}))]:
+        refuse(explain(error, tree, json_schema()), next=command("dgxlab", "plan", resolve.label(path)))
+
+
+def _experiment(path: Path, tree: Node) -> Experiment:
+    spec, next_command = _spec(path, tree), command("dgxlab", "plan", resolve.label(path))
+    session = plain(tree).get("session", {})
+    if problems := [locate(tree, loc, text) for loc, text in checks.check(spec, session)]:
         refuse(problems, next=next_command)
     absolute = resolve.absolute_path(path)
     record = spec.record(str(absolute), str(project.root(absolute)))

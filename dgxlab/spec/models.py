@@ -7,8 +7,9 @@ between fields are in checks.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, create_model
@@ -172,6 +173,24 @@ class ModelSpec(OneKind):
     """A model to make from another one, in another type."""
 
 
+class MatrixSpec(Strict):
+    """Values to combine: each combination is an experiment of its own, named after the file and its values."""
+
+    env: dict[fields.EnvKey, Many[str]] = Field(default_factory=dict)
+    """Variables, each with a list of values."""
+    cmake: dict[fields.CMakeKey, Many[fields.CMakeValue]] = Field(default_factory=dict)
+    """CMake definitions, each with a list of values."""
+
+    def arms(self) -> Iterator[list[tuple[str, str, str]]]:
+        """Yield each combination as (env or cmake, key, value); the last key varies first."""
+        axes = [
+            [(part, key, value) for value in values]
+            for part, keys in (("env", self.env), ("cmake", self.cmake))
+            for key, values in keys.items()
+        ]
+        yield from map(list, product(*axes))
+
+
 class ExperimentSpec(Strict):
     """One arm: a build of llama.cpp and what to measure on it. A file that extends another names only what differs."""
 
@@ -193,6 +212,8 @@ class ExperimentSpec(Strict):
     """CMake definitions; true and false become ON and OFF."""
     env: fields.Env = Field(default_factory=dict)
     """Environment of every gate and benchmark; values are text."""
+    matrix: Maybe[MatrixSpec] = None
+    """A sweep: lists of values for env and cmake, an experiment for each combination."""
     models: dict[fields.Name, ModelSpec] = Field(default_factory=dict)
     """Models by the names that bench entries use."""
     gates: list[GateSpec] = Field(default_factory=list)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,15 @@ def override(tree: Node, setting: str) -> Node:
         only = f"only gates.N.backend-ops.{{{','.join(_SETTABLE)}}} can be set: no gate can be removed or exchanged"
         fail(SET, tuple(parts), f"{only}; add one in a file that extends this one")
     return _put((), tree, parts, Node(read_value(text, tuple(parts)).value, SET))
+
+
+def arm(tree: Node, chosen: Iterable[tuple[str, str, str]]) -> Node:
+    """Return the tree of one experiment of a sweep, given (env or cmake, key, value) for each key of its matrix."""
+    entries = dict(_entries(tree))
+    mark = entries.pop("matrix").mark
+    for part, key, value in chosen:
+        entries[part] = _put((part,), entries.get(part, Node({}, mark)), [key], Node(value, mark))
+    return Node(entries, tree.mark)
 
 
 def changed_gates(tree: Node) -> set[int]:

@@ -1,20 +1,21 @@
 """The same request on several hosts at once, and their report; the hosts are this machine with other settings."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dgxlab import report
+from dgxlab import audit, judgement, report
 from dgxlab.errors import HostError, UsageError
+from dgxlab.judgement import fleets
 from dgxlab.lab import Lab
-from dgxlab.lab.fleet import Member, run_all
+from dgxlab.lab.fleet import Member, judge, run_all, spread
 from dgxlab.lab.request import Request
 from dgxlab.model import HostEntry, Session
 from dgxlab.report.ask import of_experiment
-from dgxlab.store import Store
+from dgxlab.store import Store, seals
 from dgxlab.transport.host import Host
 from dgxlab.transport.local import LocalTransport
 from tests.lab.conftest import ToyLab, quiet
@@ -36,11 +37,7 @@ def on_all(own: ToyLab, request: Request) -> list[Member]:
         with Store.open(Path(own.lab.store.path)) as store:
             yield replace(own.lab, store=store, connect=connect)
 
-    def at(name: str) -> Request:
-        baseline = request.baseline and replace(request.baseline, host=name)
-        return replace(request, experiment=replace(request.experiment, host=name), baseline=baseline)
-
-    return run_all(open_lab, [at(name) for name in NAMES], lambda host: quiet)
+    return run_all(open_lab, [request.at(name) for name in NAMES], lambda request: quiet)
 
 
 def test_a_run_on_three_hosts_of_which_one_is_away(own: ToyLab) -> None:
@@ -77,6 +74,7 @@ def test_a_session_on_each_host_and_a_verdict_over_them(own: ToyLab) -> None:
     members = on_all(own, Request("ab", replace(spec, name="other", env={"TOY_X": "1"}), spec))
     jobs = {member.host: member.outcome.job_id for member in members if member.outcome}
     assert list(jobs) == ["a", "b"]
+    judge(own.lab, members)
     page = report.collect_fleet_sessions(own.lab.store, jobs)
     pooled, devices = page.tables
     assert page.summary.startswith("over 2 devices: ")
@@ -91,3 +89,40 @@ def test_a_session_on_each_host_and_a_verdict_over_them(own: ToyLab) -> None:
     }
     with pytest.raises(UsageError, match="has no verdict on 'nosuch'"):
         report.page(own.lab.store, report.query({**asked, "experiment": "nosuch"}))
+    _the_record_keeps_it(own.lab.store, jobs)
+
+
+def _the_record_keeps_it(store: Store, jobs: Mapping[str, str]) -> None:
+    """Reports read the recorded verdict, checks compute it again, and so does setting a session aside."""
+    assert audit.check(store) == []
+    with Store.open(Path(f"{store.path}-other"), create=True) as other:
+        assert audit.merge(other, Path(store.path))["fleets"] == 1
+        assert other.rows("SELECT * FROM fleet_verdicts") == store.rows("SELECT * FROM fleet_verdicts") != []
+    judgement.reject(store, jobs["b"], "another program ran")
+    assert {row["devices"] for row in store.rows("SELECT devices FROM fleet_verdicts")} == {1}
+    assert audit.check(store) == []
+    edits = (
+        ("UPDATE fleet_verdicts SET devices = 3", "are not those that its sessions give"),
+        ("DELETE FROM fleet_verdicts", "are not those that its sessions give"),
+        ("INSERT INTO fleets VALUES ('x', '[]')", "fleet x is not named after its sessions"),
+    )
+    for sql, sentence in edits:
+        store.connection.execute("SAVEPOINT edit")
+        store.connection.execute(sql)
+        assert any(True for _ in seals.broken(store.connection))
+        assert sentence in "".join(fleets.check(store))
+        store.connection.execute("ROLLBACK TO edit")
+
+
+def test_what_a_host_has_measured_stays_there(own: ToyLab) -> None:
+    """The others are given to the hosts that have the fewest."""
+    sweep = [Request("run", own.experiment(name=f"sweep-{n}", env={"TOY_N": str(n)})) for n in range(4)]
+    hosts = ("local", "other", "third")
+    assert [each.experiment.host for each in spread(own.lab.store, sweep, hosts)] == [*hosts, "local"]
+    own.run_well(sweep[2].experiment)
+    assert [each.experiment.host for each in spread(own.lab.store, sweep, hosts)] == [
+        "other",
+        "third",
+        "local",
+        "local",
+    ]

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from dgxlab.errors import SpecError
 from dgxlab.model import Session, SyntheticModel
 from dgxlab.project import MARKER
-from dgxlab.spec import json_schema, load
+from dgxlab.spec import json_schema, load, load_all
 from dgxlab.tools import BackendOpsBench, BatchedBench, LlamaBench
 from tests.conftest import OCTOBER
 from tests.spec.specs import BASE, PIN, read, write
@@ -172,3 +173,36 @@ def test_the_schema_describes_every_key_and_allows_no_others() -> None:
     assert "required" not in schema
     benches = {"backend-ops", "llama-bench", "batched-bench", "profile", "serve"}
     assert set(schema["$defs"]["BenchSpec"]["properties"]) == benches
+
+
+def test_a_sweep_is_an_experiment_for_each_combination() -> None:
+    write(BASE, "base.yaml")
+    text = 'extends: base.yaml\nmatrix: {env: {A: ["1", a b], B: x}, cmake: {C: [true, 90]}}\n'
+    made = load_all(write(text, "sweep.yaml"), ["session.cycles=4"], "dgx")
+    assert [(each.name, each.env["A"], each.cmake["C"]) for each in made] == [
+        ("sweep-1-x-ON", "1", "ON"),
+        ("sweep-1-x-90", "1", "90"),
+        ("sweep-a_b-x-ON", "a b", "ON"),
+        ("sweep-a_b-x-90", "a b", "90"),
+    ]
+    first = load(Path("base.yaml"), ["session.cycles=4", "env.A='1'", "env.B=x", "cmake.C=true"], "dgx")
+    assert made[0].spec == {**first.spec, "name": "sweep-1-x-ON"}
+    write("extends: sweep.yaml\nmatrix: {env: {B: [x, z]}}\n", "wider.yaml")
+    assert len(load_all(Path("wider.yaml"))) == 8
+    assert [each.name for each in load_all(Path("base.yaml"))] == ["base"]
+
+
+@pytest.mark.parametrize(
+    ("matrix", "sentence"),
+    [
+        ("env: {A: [a b, a/b]}", "matrix: would call two experiments 'sweep-a_b'"),
+        (f"env: {{A: {'x' * 60}}}", "give a shorter name"),
+        ("env: {A_TOKEN: x}", "env.A_TOKEN: looks like a secret"),
+        ("cmake: {A: [%s]}" % ",".join(map(str, range(1001))), "matrix: makes more than 1000 experiments"),  # noqa: UP031
+    ],
+)
+def test_sweeps_that_are_refused(matrix: str, sentence: str) -> None:
+    write(BASE, "base.yaml")
+    with pytest.raises(SpecError, match=sentence) as refused:
+        load_all(write(f"extends: base.yaml\nmatrix: {{{matrix}}}\n", "sweep.yaml"))
+    assert "sweep.yaml:2: " in refused.value.message

@@ -20,6 +20,10 @@ REFUSED = [
     ("models: {m: {synthetic: {n_layers: 2}}}", "models.m.synthetic.n_layers: unknown key; did you mean n_layer?"),
     ("models: {a: {synthetic: {vocab_pin: x}}}", "models.a.synthetic.vocab_pin: unknown key; did you mean vocab?"),
     ("gates: [backendops: {}]", "gates[1].backendops: unknown key; did you mean backend-ops?"),
+    ("matrix: {evn: {}}", "matrix.evn: unknown key; did you mean env?"),
+    ("matrix: {env: {PATH: x}}", "matrix.env.PATH: cannot be set: it is the host's own"),
+    ("matrix: {env: {A: []}}", "matrix.env.A: must not be empty"),
+    ("matrix: {env: {A: [x, x]}}", "matrix.env.A: holds x twice"),
     # the top
     ("name: a/b", "name: must be a name of letters, digits, dots, dashes and underscores, 64 at most, not 'a/b'"),
     ('name: "x\\n"', "name: must be a name"),
