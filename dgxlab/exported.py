@@ -1,5 +1,7 @@
 """Export measured and imported rows in the tools' own columns, as JSON lines, CSV, SQLite or Parquet.
 
+As JSON, rows of servers become a report of llama-benchy, which others compare.
+
 llama.cpp's scripts/compare-llama-bench.py reads the first three. Rows have llama.cpp's columns, then columns of
 provenance, which that script ignores. `build_commit` is ours: llama.cpp's own is the same for a patched build. Rows of
 an imported file keep their columns and are never mixed with other rows.
@@ -11,16 +13,18 @@ import json
 import os
 import sqlite3
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dgxlab import __version__
 from dgxlab.errors import AGAIN, UsageError, command, install
 from dgxlab.model import digest
 from dgxlab.report.imports import find_import
 from dgxlab.store import UNCOUNTED, Store
-from dgxlab.tools import EXPORTED, TOOLS
+from dgxlab.tools import EXPORTED, TOOLS, clients, llama_server
 from dgxlab.tools.reading import ORIGIN, decoded
 
 PYARROW = "pyarrow>=17"
@@ -145,6 +149,8 @@ def content(tools: Sequence[Exported], kind: str) -> bytes:
 
 
 def _encode(path: Path, tools: Sequence[Exported], kind: str) -> None:
+    if kind == "json":
+        tools = [each for each in tools if each.tool == llama_server.PROGRAM]
     if len(tools) > 1 and kind != "sqlite":
         names = " and ".join(each.tool for each in tools)
         raise UsageError(
@@ -196,6 +202,15 @@ def _parquet(path: Path, tools: Sequence[Exported]) -> None:
     parquet.write_table(pyarrow.table(columns), path)
 
 
+def _json(path: Path, tools: Sequence[Exported]) -> None:
+    rows = [row for each in tools for row in each.rows if "pl" in row and row["requests"]]
+    if len({row["model"] for row in rows}) != 1:
+        message = "json is llama-benchy's format, of numbers of streams on one model of a server"
+        raise UsageError(message, next=f"{AGAIN} with --tool {llama_server.PROGRAM} --name EXPERIMENT")
+    report = clients.benchy(rows, f"dgxlab {__version__}", time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime()))
+    path.write_text(json.dumps(report, indent=2), encoding="utf-8")
+
+
 def _flat(rows: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return rows without list values, which do not fit into a column, and the names of all columns."""
     flat = [{name: value for name, value in row.items() if not isinstance(value, list)} for row in rows]
@@ -207,5 +222,6 @@ KINDS: Mapping[str, Callable[[Path, Sequence[Exported]], None]] = {
     "jsonl": _jsonl,
     "csv": _csv,
     "parquet": _parquet,
+    "json": _json,
 }
 """By format, which is also the suffix of its files, the function that writes it."""

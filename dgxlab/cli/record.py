@@ -20,8 +20,9 @@ app = App("Check, merge and rebuild the record.")
 _PathArgument = Annotated[Path | None, Argument(help="The database; --db by default.")]
 
 # written out, as --help is printed before any tool is imported
-Tool = StrEnum("Tool", ["llama-bench", "test-backend-ops", "llama-batched-bench"])  # whose rows the record can hand on
-Kind = StrEnum("Kind", ["sqlite", "jsonl", "csv", "parquet"])
+# whose rows the record can hand on
+Tool = StrEnum("Tool", ["llama-bench", "test-backend-ops", "llama-batched-bench", "llama-server"])
+Kind = StrEnum("Kind", ["sqlite", "jsonl", "csv", "parquet", "json"])
 
 
 def import_(
@@ -64,7 +65,7 @@ def import_(
 
 def export(
     file: Path | None = Argument(
-        None, help="A new file, - for stdout; its suffix says how: .sqlite, .jsonl, .csv or .parquet."
+        None, help="A new file, - for stdout; its suffix says how: .sqlite, .jsonl, .csv, .parquet, or .json."
     ),
     output: Path | None = Option(None, "--output", "-o", help="FILE, as an option."),
     as_: Kind | None = Option(None, "--as", help="How, whatever the suffix; on stdout csv by default."),
@@ -76,7 +77,7 @@ def export(
     workspace: Workspace,
     out: Out,
 ) -> None:
-    """Export measured rows, for compare-llama-bench.py.
+    """Export measured rows, for compare-llama-bench.py; as json those of servers, in llama-benchy's format.
 
     Example: dgxlab export runs.sqlite --tool llama-bench
     """

@@ -60,7 +60,7 @@ Check.declared[:] = CHECKS.values()
 EXPORTED: Mapping[str, type[Benchmark]] = {
     tool.program: tool.bench
     for tool in sorted(TOOLS.values(), key=lambda tool: tool is not llama_bench.TOOL)
-    if tool.bench and tool.bench.compared and tool.formats
+    if tool.bench and tool.bench.compared
 }
 """Tools whose rows `dgxlab export` writes, by program; the default of llama.cpp's compare script comes first."""
 

@@ -1,10 +1,11 @@
-"""Results of other clients of servers, as their JSON files have them: they are imported, never run.
+"""Results of other clients of servers, as their JSON files have them: they are imported, never run. One is written too.
 
 A metric has a name of `units.METRICS` where the client computes what that is, else the client's own name. Only `serve`
 knows the steady window, so no client's generation speed is S_TG.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from statistics import fmean, pstdev
 from typing import Any
 
 from dgxlab.tools.reading import Format, Reading, Row, Values
@@ -80,6 +81,38 @@ def _benchy(report: Entry) -> Reading:
     names = {"program": "llama-benchy", "model": report["model"], "version": report["version"]}
     cached = ["prefixes of prompts came from a cache"] if report["prefix_caching_enabled"] else []
     return Reading(tuple(rows), names, tuple(cached))
+
+
+def benchy(rows: Sequence[Entry], version: str, timestamp: str) -> dict[str, Any]:
+    """Return llama-benchy's report of exported rows of `serve`, which it would have measured by `--concurrency`.
+
+    It has no peaks, which need the time of every token. Raises ValueError unless all rows have the same model.
+    """
+    (model,) = {row["model"] for row in rows}
+    about = {"version": version, "timestamp": timestamp, "latency_mode": "none", "latency_ms": 0.0, "model": model}
+    runs = [_benchy_run(row) for row in rows]
+    most = max(row["pl"] for row in rows)
+    return {**about, "prefix_caching_enabled": False, "max_concurrency": most, "benchmarks": runs}
+
+
+def _benchy_run(row: Entry) -> dict[str, Any]:
+    values: dict[str, list[float]] = {}
+    for wave in row["requests"]:
+        begin = min(sent for sent, *_ in wave)
+        firsts = [sent + first for sent, first, *_ in wave]
+        last = max(sent + first + took for sent, first, took, _ in wave)
+        of_wave = {
+            "pp_throughput": [1e6 * row["pp"] * len(wave) / (max(firsts) - begin)],
+            "pp_req_throughput": [1e6 * row["pp"] / first for _, first, *_ in wave],
+            "tg_throughput": [1e6 * sum(count for *_, count in wave) / (last - min(firsts))],
+            "tg_req_throughput": [1e6 * count / took for *_, took, count in wave],
+            **{name: [first / 1e3 for _, first, *_ in wave] for name in ("ttfr", "est_ppt", "e2e_ttft")},
+        }
+        for name, several in of_wave.items():
+            values.setdefault(name, []).extend(several)
+    metrics = {name: {"mean": fmean(each), "std": pstdev(each), "values": each} for name, each in values.items()}
+    sizes = {"concurrency": row["pl"], "context_size": 0, "prompt_size": row["pp"], "response_size": row["tg"]}
+    return {**sizes, "is_context_prefill_phase": False, **metrics, "peak_throughput": None, "peak_req_throughput": None}
 
 
 # -- vLLM's own -------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from dgxlab.stats import median
 from dgxlab.tools import load, tool
 from dgxlab.tools.reading import whole
 from dgxlab.tools.rows import Columns, Parsed, Refused, finite, json_rows, match_rows
-from dgxlab.tools.tool import Benchmark, Keep, Key, Launch, Tool, key
+from dgxlab.tools.tool import Benchmark, Keep, Key, Launch, Samples, Tool, key
 
 PROGRAM = "llama-server"
 CTX_STEP = 256  # llama.cpp rounds the context of a slot up to this
@@ -190,8 +190,14 @@ def _row(line: Columns, about: Columns) -> dict[str, Any]:
     return {
         **{name: line[name] for name in ("pp", "tg", "pl", "rate") if name in line},
         **{name: [wave[name] for wave in waves] for name in (*measured[0], *CLIENT)},
+        "requests": [[_request(each) for each in wave] for wave in several],
         "server": about,
     }
+
+
+def _request(stream: Mapping[str, Any]) -> list[int]:
+    """Return when a request was sent, its times to the first event and on to the last, in us, and tokens of that."""
+    return [stream["sent_us"], stream["at_us"][0], sum(stream["at_us"][1:]), sum(stream["tokens"][1:])]
 
 
 def _read(cell: Cell, row: Columns) -> CellResult:
@@ -306,6 +312,14 @@ class ServeBench(Benchmark):
 
     def _vllm(self) -> tuple[str, ...]:
         return (*self.command, "--no-enable-prefix-caching", "--enable-prompt-tokens-details")
+
+    @staticmethod
+    def exported(raw: dict[str, Any], samples: Samples) -> dict[str, Any]:
+        """Return a recorded row, flat, with the `requests` of the waves that count."""
+        row = Benchmark.exported(raw, samples)
+        served = row.pop("server")
+        about = {"model": served.get("model"), "version": served.get("version")}
+        return {**row, **about, "requests": row.get("requests", [])[1:]}
 
     def flaws(self) -> Iterator[str]:
         """Yield which keys do not fit the engine."""

@@ -5,6 +5,7 @@ import json
 import sqlite3
 import statistics
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from dgxlab.store import Store
 from dgxlab.tools import EXPORTED
 from dgxlab.tools.llama_bench import MEASURED
 from tests.journals import PIN, source
+from tests.report.test_serving import record
 from tests.report.worlds import CYCLES, GOLDEN, Session, capture, fails, h200, places, session_of_two
 
 FILES = ("json", "jsonl", "sql", "csv")
@@ -87,7 +89,7 @@ def test_only_what_counts_is_handed_on(empty: Store) -> None:
             run = step.candidate if role == "candidate" else step.baseline
             session.place(step, role, cycle, 1.0, results=to_json(capture(run)))
     session.save()
-    assert [collect(empty, tool).rows for tool in EXPORTED] == [(), (), ()]
+    assert [collect(empty, tool).rows for tool in EXPORTED] == [()] * 4
     session.gates(after=True).end()
     rows = collect(empty, "llama-bench").rows
     assert sorted(row["arm"] for row in rows if row["n_gen"]) == ["h200"] * (CYCLES + 1) + ["w4a16"] * CYCLES
@@ -137,7 +139,7 @@ def test_three_encodings_of_the_same_rows(store: Store, tmp_path: Path) -> None:
     with (tmp_path / "ops.csv").open() as file:
         assert [row["op_params"] for row in csv.DictReader(file)] == [row["op_params"] for row in ops.rows]
     path = tmp_path / "all.sqlite"
-    write(path, [collect(store, tool) for tool in EXPORTED])
+    write(path, [each for tool in EXPORTED if (each := collect(store, tool)).rows])
     assert rows_of(path, "SELECT * FROM test_backend_ops") == list(ops.rows)
     typeof = "SELECT DISTINCT typeof(time_us) a, typeof(passed) b, typeof(build_commit) c FROM test_backend_ops"
     assert rows_of(path, typeof) == [{"a": "real", "b": "integer", "c": "text"}]
@@ -162,3 +164,44 @@ def test_what_the_file_cannot_be(store: Store, tmp_path: Path, name: str, tools:
     assert error.value.next
     assert there.read_text() == "mine"
     assert list(there.parent.iterdir()) == [there]
+
+
+# -- a report of llama-benchy -----------------------------------------------------------------------------------------
+
+
+def test_a_server_as_llama_benchy_has_the_same_figures_when_it_is_imported(store: Store, tmp_path: Path) -> None:
+    """Other tools of the same record are left out; what a wave began at once is the whole of it."""
+    record(store, "plain", 2000)
+    write(path := tmp_path / "served.json", [collect(store, tool) for tool in EXPORTED])
+    read = imported.open_file(path)
+    assert (read.tool, read.reading.provenance["model"]) == ("llama-benchy", "m.gguf")
+    assert [row.params for row in read.reading.rows] == [{"pp": 16, "tg": 100, "pl": pl} for pl in (1, 4)]
+    for row, samples in zip(read.reading.rows, ((3200,), (64 / 0.011,)), strict=True):
+        values = {each.metric: each.values for each in row.values}
+        assert values["speed_pp"] == pytest.approx(samples * 3)
+        # 99 tokens of each, from the first token of the first stream to the last of the last, which begins 6 ms later
+        assert values["tg_throughput"] == pytest.approx([{1: 99 / 0.198, 4: 396 / 0.204}[row.params["pl"]]] * 3)
+        assert values["e2e_ttft"] == pytest.approx([5.0 + 2 * i for i in range(row.params["pl"])] * 3)
+        (ttft,) = store.rows(
+            """SELECT avg(value) AS ms FROM measurements JOIN cells USING (cell)
+               WHERE metric = 'ttft_p50_ms' AND json_extract(inflated(params), '$.pl') = ?""",
+            (row.params["pl"],),
+        )
+        assert statistics.median(values["e2e_ttft"]) == pytest.approx(ttft["ms"])
+
+
+def test_only_one_model_of_a_server_makes_a_report(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="json is llama-benchy's format"):
+        write(tmp_path / "none.json", [collect(store, "llama-bench")])
+    record(store, "plain", 2000)
+    served = collect(store, "llama-server")
+    other = replace(served, rows=(*served.rows, {**served.rows[0], "model": "other.gguf"}))
+    with pytest.raises(UsageError, match="json is llama-benchy's format"):
+        write(tmp_path / "two.json", [other])
+
+
+def test_a_server_as_a_table(store: Store, tmp_path: Path) -> None:
+    record(store, "plain", 2000)
+    write(tmp_path / "rows.sqlite", [collect(store, "llama-server")])
+    one, four = rows_of(tmp_path / "rows.sqlite", "SELECT * FROM llama_server ORDER BY pl")
+    assert (one["speed_tg"], four["speed_tg"], four["model"]) == (500.0, 2000.0, "m.gguf")
