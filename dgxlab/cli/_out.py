@@ -40,32 +40,32 @@ class Out:
     format: FormatOption = Format.human
     quiet: QuietOption = False
 
-    def result(self, value: Any, human: str | Callable[[], str]) -> None:
-        """Print a command's result to stdout: `value`, which may hold dataclasses, as JSON, else the text `human`."""
+    def result(self, value: Any, human: str | Callable[[], str], *, outcomes: bool = False) -> None:
+        """Print a command's result to stdout: `value`, which may hold dataclasses, as JSON, else the text `human`.
+
+        On a terminal, `outcomes` in the text, as `faster` and `failed`, are coloured.
+        """
         if self.format is Format.json:
             from dgxlab.model import to_json
 
-            text = escaped(json.dumps(value, indent=2, ensure_ascii=False, default=to_json))
-        else:
-            text = clean(human if isinstance(human, str) else human())  # part of it may come from a host
-        if text:
-            _write(sys.stdout, text.rstrip("\n"))
-
-    def lines(self, values: Iterable[Any], human: Callable[[], str], *, verdicts: bool = False) -> None:
-        """Print a result of several parts to stdout: each value as a line of JSON, else the text `human`.
-
-        On a terminal, the words of `verdicts` in the text are coloured.
-        """
-        if self.format is Format.json:
-            text = "\n".join(json.dumps(value, ensure_ascii=False, allow_nan=False) for value in values)
-            _write(sys.stdout, escaped(text))
-        elif verdicts and sys.stdout.isatty():
+            _write(sys.stdout, escaped(json.dumps(value, indent=2, ensure_ascii=False, default=to_json)))
+            return
+        text = clean(human if isinstance(human, str) else human()).rstrip("\n")  # part of it may come from a host
+        if outcomes and sys.stdout.isatty():
             from dgxlab.cli._terminal import draw_lines
 
             with _reader(sys.stdout):
-                draw_lines(clean(human()))
+                draw_lines(text)
+        elif text:
+            _write(sys.stdout, text)
+
+    def lines(self, values: Iterable[Any], human: Callable[[], str], *, outcomes: bool = False) -> None:
+        """Print a result of several parts as `result` does, but each value as a line of JSON."""
+        if self.format is Format.json:
+            text = "\n".join(json.dumps(value, ensure_ascii=False, allow_nan=False) for value in values)
+            _write(sys.stdout, escaped(text))
         else:
-            _write(sys.stdout, clean(human()))
+            self.result(None, human, outcomes=outcomes)
 
     def report(self, value: Any, markdown: Callable[[], str]) -> None:
         """Print a report to stdout: as JSON if requested, else as markdown, which is drawn on a terminal."""

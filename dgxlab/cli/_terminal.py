@@ -32,15 +32,18 @@ def draw(markdown: str) -> None:
 
 
 def draw_lines(text: str) -> None:
-    """Draw plain lines on stdout, the verdict of each in its colour."""
+    """Draw plain lines on stdout, the outcome of each, or of each cell of a text table, in its colour."""
     console = Console(highlight=False, soft_wrap=True)
     for line in text.splitlines():
-        console.print(_coloured(Text(line)))
+        drawn = Text(line)
+        for cell in re.finditer(r"\S+(?: \S+)*", line):
+            _coloured(drawn, *cell.span())
+        console.print(drawn)
 
 
-def _coloured(text: Text) -> Text:
-    """Colour the outcome of a text, if it has one."""
-    if found := OUTCOME.match(text.plain):
+def _coloured(text: Text, start: int = 0, end: int | None = None) -> Text:
+    """Colour the outcome that a part of a text begins with, if it does."""
+    if found := OUTCOME.match(text.plain, start, len(text.plain) if end is None else end):
         text.stylize(COLOURS[OUTCOMES[found[1]]], *found.span(1))
     return text
 

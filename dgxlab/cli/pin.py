@@ -88,7 +88,7 @@ def check(
         for row in asked.rows(lab, wanted, others, watch):
             rows.append(row)
             out.note(": ".join(filter(None, [row.series or "stock", row.reason or "checked"])))
-    out.result({"pin": pin, "from": spec.pin, "rows": rows}, lambda: _table(rows))
+    out.result({"pin": pin, "from": spec.pin, "rows": rows}, lambda: _table(rows), outcomes=True)
     if bad := [row for row in rows if not (row.applies and row.builds and row.passed)]:
         message = f"not everything is well on pin {pin[:12]}: {', '.join(row.series or 'stock' for row in bad)}"
         raise CheckFailed(message, next=bad[0].next)

@@ -85,7 +85,7 @@ def export(
 
     path = output or file
     if path is None or (output and file):
-        raise UsageError("export needs one FILE, - for stdout", next="dgxlab export --help")
+        raise UsageError("export needs one FILE, - for stdout; --job names a session", next="dgxlab export --help")
     if imported and (tool or job or name):
         raise UsageError("--imported hands on one file and nothing else", next="dgxlab export --help")
     with workspace.store() as store:

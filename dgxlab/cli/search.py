@@ -14,6 +14,7 @@ from dgxlab.cli._app import Workspace, experiment, readable_experiments
 from dgxlab.cli._out import Out, plural, table
 from dgxlab.cli.run import MeasureOptions
 from dgxlab.errors import ConditionsError, UsageError, command
+from dgxlab.project import or_init
 
 if TYPE_CHECKING:
     from dgxlab.lab import Lab
@@ -103,7 +104,7 @@ def ablate(
                 {"without": patch if not number else "", "verdict": text, "session": compared.session[-6:]}
                 for number, text in enumerate(words)
             ]
-    out.result(rows, lambda: table(shown))
+    out.result(rows, lambda: table(shown), outcomes=True)
 
 
 def _show_found(found: Found, steps: Sequence[Step], cell: str, confidence: float, out: Out) -> None:
@@ -130,7 +131,7 @@ def _show_found(found: Found, steps: Sequence[Step], cell: str, confidence: floa
         }
         for step, compared, there in tests
     ]
-    out.result(value, "\n".join([f"{sure}: {' or '.join(names)} ({ends})", "", table(rows)]))
+    out.result(value, "\n".join([f"{sure}: {' or '.join(names)} ({ends})", "", table(rows)]), outcomes=True)
     if found.probability < confidence:
         message = f"only {sure} after {plural(len(found.answers), 'test')}"
         raise ConditionsError(message, next="repeat it with fewer steps, or with a larger session.cycles")
@@ -144,7 +145,9 @@ def _template(series: str | None, like: str | None, options: MeasureOptions, out
         if len(fits) != 1:
             what = f"apply {series}" if series else "apply no series"
             some = fits[0].name if fits else "EXPERIMENT"
-            raise UsageError(f"{len(fits)} experiments {what}: choose one with --like", next=f"add --like {some}")
+            raise UsageError(
+                f"{len(fits)} experiments {what}: choose one with --like", next=or_init(f"add --like {some}")
+            )
         like = fits[0].path
     spec = experiment(like, options.set_, options.host)
     if series and series not in spec.series:

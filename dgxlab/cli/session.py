@@ -50,7 +50,7 @@ def sessions(
         }
         for row in rows
     ]
-    out.result(rows, lambda: table(texts) if texts else "no sessions")
+    out.result(rows, lambda: table(texts) if texts else "no sessions", outcomes=True)
 
 
 def _begin(since: str | None) -> float:

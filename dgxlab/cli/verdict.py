@@ -60,7 +60,7 @@ def verdict(
     results |= zip(whole, _judged([lines[number] for number in whole], holm=holm, screen=screen), strict=True)
     judged = [(line, results[number]) for number, line in lines.items()]
     rows = ({"line": number, **_row(line, results[number])} for number, line in lines.items())
-    out.lines(rows, lambda: "\n".join(_sentence(*each) for each in judged), verdicts=True)
+    out.lines(rows, lambda: "\n".join(_sentence(*each) for each in judged), outcomes=True)
     if failed := [word for word in fail_on or () for result in results.values() if result.verdict == word]:
         are = f"{'is' if len(failed) == 1 else 'are'} {' or '.join(dict.fromkeys(failed))}"
         raise CheckFailed(f"{plural(len(failed), 'chain')} of {len(judged)} {are}, on which to fail")

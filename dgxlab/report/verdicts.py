@@ -78,15 +78,16 @@ def collect_session(store: Store, job_id: str) -> SessionReport:
     """
     job = store.job(job_id)
     session = ChainSession(store, job)
-    compared = comparisons(session) if session.ended else []
+    compared = comparisons(session) if session.ended and not job.rejected else []
     words = [row.verdict.verdict for row in compared]
     whole = judgement.session_verdict(words) if words else ""
     text = summary(job.kind, whole, words) if session.ended else ""
+    text = f"rejected: {job.rejected}" if job.rejected else text
     floors = sorted(floor for row in compared if (floor := noise_floor(row.verdict)))
     if job.kind == "noise" and floors:
         text += f"; noise floor {_ends(floors)} %"
     groups = grouped(((row.ask.cell.tool, FORMS[row.ask.cell.tool].title(row.ask)), row) for row in compared)
-    tables = session.gate_tables()
+    tables = [] if job.rejected else session.gate_tables()
     tables += [_table(session, FORMS[tool], title, group) for (tool, title), group in groups.items()]
     pair = _pair(store, job, compared)
     if len(pair) > 1:

@@ -317,5 +317,13 @@ def test_verdicts_are_coloured_unless_the_user_says_no(project: Project, env: di
     assert ("gain: \x1b[32mfaster\x1b[0m" in shown, "\x1b[3" in shown) == (coloured, coloured)
 
 
+def test_outcomes_in_a_list_are_coloured(measured: Project) -> None:
+    (row,) = measured.json("sessions")
+    measured.ok("session", "reject", row["alias"], "--because", "failed twice")
+    shown = on_a_terminal(measured, 200, "sessions")
+    assert "  \x1b[31mrejected\x1b[0m: failed twice\n" in shown
+    assert uncoloured(shown) == measured.ok("sessions").out
+
+
 def test_json_on_a_terminal_is_json(measured: Project) -> None:
     assert json.loads(on_a_terminal(measured, 80, "report", "toy", "--format", "json"))["title"] == "Experiment toy"

@@ -84,6 +84,14 @@ def test_a_session_is_found_by_its_name_and_by_its_id(store: Store) -> None:
     assert collect_session(store, B).verdict == "slower"
 
 
+def test_a_rejected_session_says_so_and_has_no_tables(store: Store) -> None:
+    held(store)
+    store.put("rejections", {"job_id": A, "reason": "hot", "at": 0.0})
+    report = collect_session(store, A)
+    assert (report.summary, report.tables) == ("rejected: hot", ())
+    assert "**rejected: hot**" in render(report)
+
+
 def test_what_decides_is_in_the_table(store: Store) -> None:
     held(store, 1.002)
     table = verdicts(collect_session(store, A))
