@@ -12,10 +12,12 @@ from itertools import zip_longest
 from typing import Any
 
 from dgxlab.errors import SpecError, edit
-from dgxlab.model import Bench, Cell, EngagedGate, Experiment, ParityGate, about, canonical, to_json
-from dgxlab.tools import Launch, bench_of, keys_of
+from dgxlab.model import Bench, Cell, EngagedGate, Experiment, ParityGate, about, canonical, to_json, type_of
+from dgxlab.tools import Launch, ServeBench, bench_of, keys_of
+from dgxlab.tools.llama_server import setup
 
-MUST_AGREE = ("matrix", "models", "session", "host")  # kinds of difference that are refused unless allowed by name
+MUST_AGREE = ("matrix", "models", "engines", "session", "host")
+"""Kinds of difference that are refused unless allowed by name."""
 _ARGUMENTS = ("args", "repetitions", "engine", "command", "ready_s", "stall_s")
 # keys of a bench entry that are arguments of the tool: cells do not depend on them
 _ABSENT = "-"
@@ -44,6 +46,7 @@ def differences(baseline: Experiment, candidate: Experiment) -> list[Difference]
         *differing("gates", _gates(baseline), _gates(candidate)),
         *_of_bench(baseline.bench, candidate.bench),
         *_of_models(baseline, candidate),
+        *_of_engines(baseline, candidate),
         *differing("session", to_json(baseline.session), to_json(candidate.session)),
         *differing("host", {"": baseline.host}, {"": candidate.host}),
     ]
@@ -124,6 +127,19 @@ def _of_models(left: Experiment, right: Experiment) -> Iterator[Difference]:
             shared |= dict.fromkeys(name for name in names if name in left.models and name in right.models)
     mine, theirs = ({name: to_json(side.models[name]) for name in shared} for side in (left, right))
     yield from differing("models", mine, theirs)
+
+
+def _of_engines(left: Experiment, right: Experiment) -> Iterator[Difference]:
+    """Yield what servers of two engines differ in besides: their speeds are not of the engines alone."""
+    for number, (before, after) in enumerate(zip(left.bench, right.bench, strict=False)):
+        if isinstance(before, ServeBench) and isinstance(after, ServeBench) and before.engine != after.engine:
+            yield from differing("engines", _setup(left, before), _setup(right, after), f"bench[{number}]")
+
+
+def _setup(side: Experiment, entry: ServeBench) -> dict[str, str]:
+    env = {**side.env, **entry.env}
+    cell = next(entry.launches(env, lambda model, cell: True)).cells[0]
+    return setup(cell, type_of(side.models.get(entry.model)), env, side.cmake)
 
 
 def _of_bench(left: Sequence[Bench], right: Sequence[Bench]) -> Iterator[Difference]:

@@ -133,14 +133,23 @@ def test_entries_that_read_other_models_differ(baseline: Experiment) -> None:
 
 def test_two_engines_are_compared_only_where_their_models_may_differ(baseline: Experiment) -> None:
     own = replace(baseline, bench=(toy.serve(),))
-    vllm = toy.serve(model="", engine="vllm", command=("vllm", "serve", "/m/x"), ready_s=900.0)
+    words = "vllm serve /m/x --enforce-eager --quantization=fp8 --dtype bfloat16 --kv-cache-dtype fp8"
+    vllm = toy.serve(model="", engine="vllm", command=(*words.split(), "--max-model-len", "4096"), ready_s=900.0)
     other = replace(own, name="other", bench=(vllm,))
     differ = differences(own, other)
     assert [str(each) for each in differ if each.what == "models"] == ["models bench[0]: m -> -"]
     assert "arguments bench[0] engine: llama-server -> vllm" in map(str, differ)
     assert not any(each.what == "matrix" for each in differ)
-    with pytest.raises(SpecError, match="--allow models compares them all the same"):
+    assert [str(each) for each in differ if each.what == "engines"] == [
+        "engines bench[0] weights: toy.gguf -> x, fp8, bfloat16",
+        "engines bench[0] KV: f16, f16 -> fp8",
+        "engines bench[0] state: f32 -> auto",
+        "engines bench[0] context: 256 -> 4096",
+    ]
+    with pytest.raises(SpecError, match="--allow models --allow engines compares them all the same"):
         refuse(differ, (), other.path)
+    with pytest.raises(SpecError, match="--allow engines compares them all the same"):
+        refuse(differ, ("models",), other.path)
     ((left, right),) = pairs(own, other)
     assert [cell.params for cell in left.cells] == [cell.params for cell in right.cells]
 

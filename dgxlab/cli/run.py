@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from dgxlab.report import SessionReport
 
 _STOCK = "stock"  # the experiment that two checkouts are measured with, unless another is named
-Same = StrEnum("Same", ["matrix", "models", "session", "host"])  # differences between the arms that --allow can permit
+# differences between the arms that --allow can permit
+Same = StrEnum("Same", ["matrix", "models", "engines", "session", "host"])
 
 SpecArgument = Annotated[
     str, Argument(help="The experiment's YAML file, or its name in experiments/.", autocompletion=_complete.experiments)

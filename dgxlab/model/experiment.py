@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal, Union
 
 from dgxlab.model.checks import Check
@@ -138,6 +139,13 @@ def quantisation(recipe: Recipe) -> DerivedModel:
 def root_of(model: Model) -> SyntheticModel | FileModel:
     """Return the synthetic model or file that a chain of derived models begins with."""
     return root_of(model.source) if isinstance(model, DerivedModel) else model
+
+
+def type_of(model: Model | None) -> str:
+    """Return the type of a model's weights, of a file its name; "" for no model."""
+    if isinstance(model, FileModel):
+        return PurePosixPath(model.path).name
+    return model.quant if model else ""
 
 
 def files_of(model: Model) -> tuple[str, ...]:

@@ -11,13 +11,13 @@ from dgxlab import published as figures
 from dgxlab import roofline, units
 from dgxlab.errors import UsageError
 from dgxlab.gguf_header import TYPES
-from dgxlab.model import SESSIONS, Param
+from dgxlab.model import SESSIONS, Param, type_of
 from dgxlab.report import ask as asking
 from dgxlab.report import published
 from dgxlab.report.arms import concurrency, find_arms, of_forms, single_stream
 from dgxlab.report.ask import Query
 from dgxlab.report.beside import columns_beside, label, matching, matching_series, rows_beside, sources
-from dgxlab.report.evidence import Measured, arms_of_job
+from dgxlab.report.evidence import Evidence, Measured, arms_of_job
 from dgxlab.report.fleet import fleet
 from dgxlab.report.history import history
 from dgxlab.report.imports import imports
@@ -40,7 +40,7 @@ from dgxlab.report.tries import ledgers
 from dgxlab.report.verdicts import collect_session, newest_with_verdicts
 from dgxlab.roofline import Peaks
 from dgxlab.store import alias
-from dgxlab.tools import BY_FORM
+from dgxlab.tools import BY_FORM, llama_server
 
 if TYPE_CHECKING:
     from dgxlab.store import Job, Store
@@ -82,8 +82,23 @@ def _serving(store: Store, wanted: Query) -> Page:
         arms = [arm for arm in arms if arm.measured]
         every = {metric for arm in arms for cell in arm.measured for metric in cell.quantities}
         if arms:
-            results.append(concurrency(arms, SERVING, [name for name in SERVING.metrics if name in every]))
+            table = concurrency(arms, SERVING, [name for name in SERVING.metrics if name in every])
+            results.append(replace(table, notes=(*table.notes, *_engines_differ(arms))))
     return Page(wanted.form, tuple(results))
+
+
+def _engines_differ(arms: Sequence[Evidence]) -> Iterable[str]:
+    """Yield, where servers of several engines are side by side, what each has that may make the difference."""
+    if len({arm.measured[0].ask.cell.fixed.get("engine") for arm in arms}) > 1:
+        setups = {arm.name: _setup(arm) for arm in arms}
+        for what in next(iter(setups.values())):
+            if len({each[what] for each in setups.values()}) > 1:
+                yield f"{what}: {', '.join(f'{name} {each[what]}' for name, each in setups.items())}"
+
+
+def _setup(arm: Evidence) -> dict[str, str]:
+    ask = arm.measured[0].ask
+    return llama_server.setup(ask.cell, type_of(arm.ask.models.get(ask.model)), ask.env, arm.ask.arm.cmake)
 
 
 def _ops(store: Store, wanted: Query) -> Page:

@@ -6,7 +6,8 @@ The client is `load`, which prints every time; here they become metrics, or sent
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
 from dgxlab import units
@@ -208,6 +209,50 @@ def _read(cell: Cell, row: Columns) -> CellResult:
             raise Refused(f"it has {len(counted)} waves that count, not {cell.fixed.get('repetitions')}")
         measurements.append(Measurement(cell.key, name, units.metric(name).unit, tuple(counted), (first,)))
     return CellResult(cell.key, tuple(measurements), row)
+
+
+# -- what engines differ in -------------------------------------------------------------------------------------------
+
+
+def setup(cell: Cell, weights: str, env: Mapping[str, str], cmake: Mapping[str, str]) -> dict[str, str]:
+    """Return what the figures of a cell depend on besides its engine, in words; what is not set is `auto`.
+
+    `weights` is the type of the model's weights in the spec, which vLLM's model has not.
+    """
+    fixed = cell.fixed
+    if fixed.get("engine") == "vllm":
+        return _of_vllm(f"{fixed['command']}".split())
+    own = _flags(f"{fixed['args']}".split())
+    off = cmake.get("GGML_CUDA") != "ON" or cmake.get("GGML_CUDA_GRAPHS") == "OFF" or "GGML_CUDA_DISABLE_GRAPHS" in env
+    tokens = -(-(int(cell.params["pp"]) + int(cell.params["tg"]) + 1) // CTX_STEP) * CTX_STEP
+    return {
+        "weights": weights,
+        "KV": f"{fixed.get('type_k', 'f16')}, {fixed.get('type_v', 'f16')}",
+        "state": own.get("--cache-type-ssm", env.get("LLAMA_CACHE_TYPE_SSM", "f32")),  # of the series gdn-state
+        "prompt cache": "off",
+        "kernels": "one by one" if off else "CUDA graphs",
+        "context": f"{fixed['n_ctx']} for all" if "n_ctx" in fixed else f"{tokens}",
+    }
+
+
+def _of_vllm(command: Sequence[str]) -> dict[str, str]:
+    flags = _flags(command)
+    model = flags.get("--model") or next((after for word, after in pairwise(command) if word == "serve"), "")
+    types = [flags[name] for name in ("--quantization", "--dtype") if name in flags] or ["auto"]
+    return {
+        "weights": ", ".join(filter(None, [PurePosixPath(model).name, *types])),
+        "KV": flags.get("--kv-cache-dtype", "auto"),
+        "state": flags.get("--mamba-ssm-cache-dtype", flags.get("--mamba-cache-dtype", "auto")),
+        "prompt cache": "off",
+        "kernels": "one by one" if "--enforce-eager" in flags else "CUDA graphs",
+        "context": flags.get("--max-model-len", "auto"),
+    }
+
+
+def _flags(words: Sequence[str]) -> dict[str, str]:
+    """Return the word after each flag, "" for none."""
+    split = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    return {word: after for word, after in pairwise([*split, ""]) if word.startswith("--")}
 
 
 # -- launches ---------------------------------------------------------------------------------------------------------

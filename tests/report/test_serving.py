@@ -92,6 +92,21 @@ def test_requests_that_arrive_have_a_table_of_their_own(store: Store, tmp_path: 
     assert write(serving.figure([arrived]), tmp_path / "arrivals.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_what_two_engines_differ_in_is_listed(store: Store) -> None:
+    record(store, "plain", 2000, bench=(SERVE,))
+    command = ("vllm", "serve", "/models/Qwen3-0.6B", "--dtype", "bfloat16", "--enforce-eager")
+    vllm = ServeBench(n_prompt=(16,), n_gen=(100,), streams=(1, 4), engine="vllm", command=command)
+    record(store, "vllm", 1600, bench=(vllm,))
+    (table,) = page(store, query({"form": "serving", "experiment": "plain,vllm"})).tables
+    assert [note for note in table.notes if "plain" in note] == [
+        "weights: plain Q4_0, vllm Qwen3-0.6B, bfloat16",
+        "KV: plain f16, f16, vllm auto",
+        "state: plain f32, vllm auto",
+        "kernels: plain CUDA graphs, vllm one by one",
+        "context: plain 256, vllm auto",
+    ]
+
+
 def test_an_experiment_without_a_server_has_no_such_table(store: Store) -> None:
     record(store, "none", 2000, bench=(ALONE,))
     with pytest.raises(UsageError, match="none has nothing measured for form=serving"):
