@@ -1,29 +1,24 @@
-// cuBLAS, loaded when it is asked for, so that building needs neither its headers nor its stub. Its functions are declared as its
-// documentation of version 13 has them; enumerations are passed as int.
+// cuBLAS, its functions declared as its documentation of version 13 has them; enumerations are passed as int.
 
 #pragma once
 
 #include "check.cuh"
+#include "library.cuh"
 
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
-#include <dlfcn.h>
 #include <vector>
 
 class cublas {
   public:
-    explicit cublas(const char * library) : loaded_(dlopen(library, RTLD_NOW | RTLD_LOCAL)) {
-        if (!loaded_) {
-            fprintf(stderr, "%s cannot be loaded: %s\n", library, dlerror());
-            exit(1);
-        }
-        find(set_stream_, "cublasSetStream_v2");
-        find(gemm_, "cublasGemmEx");
-        find(destroy_, "cublasDestroy_v2");
+    explicit cublas(const char * path) : loaded_(path) {
+        loaded_.find(set_stream_, "cublasSetStream_v2");
+        loaded_.find(gemm_, "cublasGemmEx");
+        loaded_.find(destroy_, "cublasDestroy_v2");
         int (*create)(void **);
         int (*version)(void *, int *);
-        find(create, "cublasCreate_v2");
-        find(version, "cublasGetVersion_v2");
+        loaded_.find(create, "cublasCreate_v2");
+        loaded_.find(version, "cublasGetVersion_v2");
         check(create(&handle_), "cublasCreate");
         check(version(handle_, &version_), "cublasGetVersion");
     }
@@ -53,7 +48,7 @@ class cublas {
         const std::vector<int>   of_m(groups, m), of_k(groups, k), one(groups, 1), op_t(groups, OP_T), op_n(groups, OP_N);
         const std::vector<float> alpha(groups, 1.0f), beta(groups, 0.0f);
         grouped_t                grouped;
-        find(grouped, "cublasGemmGroupedBatchedEx");
+        loaded_.find(grouped, "cublasGemmGroupedBatchedEx");
         check(set_stream_(handle_, stream), "cublasSetStream");
         check(grouped(handle_, op_t.data(), op_n.data(), of_m.data(), n.data(), of_k.data(), alpha.data(), w, CUDA_R_16BF,
                       of_k.data(), x, CUDA_R_16BF, of_k.data(), beta.data(), y, CUDA_R_16BF, of_m.data(), (int) groups,
@@ -62,14 +57,6 @@ class cublas {
     }
 
   private:
-    template <typename F> void find(F & function, const char * name) const {
-        function = reinterpret_cast<F>(dlsym(loaded_, name));
-        if (!function) {
-            fprintf(stderr, "the library has no %s: %s\n", name, dlerror());
-            exit(1);
-        }
-    }
-
     static void check(int status, const char * call) {
         if (status != 0) {
             fprintf(stderr, "%s failed with status %d\n", call, status);
@@ -87,7 +74,7 @@ class cublas {
                               int groups, const int * group_size, int compute);
     using destroy_t    = int (*)(void * handle);
 
-    void *       loaded_;
+    library      loaded_;
     void *       handle_     = nullptr;
     set_stream_t set_stream_ = nullptr;
     gemm_t       gemm_       = nullptr;

@@ -7,6 +7,7 @@
 #include "../common/buffer.cuh"
 #include "../common/check_selftest.cuh"
 #include "../common/fill.cuh"
+#include "../common/library.cuh"
 #include "../common/shapes.cuh"
 #include "../common/verbs.cuh"
 #include "baseline.cuh"
@@ -14,7 +15,6 @@
 #include "reference.cuh"
 
 #include <cuda_fp16.h>
-#include <dlfcn.h>
 
 // What a kernel writes, 2 bytes a weight.
 enum class output { BF16, FP16 };
@@ -29,14 +29,14 @@ static const kernel_under_test OURS     = {"tile", output::BF16, nvfp4_dequant_b
 static const kernel_under_test BASELINE = {"warp_per_block", output::BF16, warp_per_block_cuda};
 
 // llama.cpp's own conversion out of its built library: to fp16, as it has none to bf16. A weight is exact in both.
-static kernel_under_test stock_of(const char * library) {
-    using stock_t         = void (*)(const void *, nv_bfloat16 *, int64_t, cudaStream_t);
-    constexpr int NVFP4   = 40;  // enum ggml_type
-    void * const  loaded  = dlopen(library, RTLD_NOW | RTLD_LOCAL);
-    void * const  found   = loaded ? dlsym(loaded, "_Z21ggml_get_to_fp16_cuda9ggml_type") : nullptr;
-    const stock_t convert = found ? reinterpret_cast<stock_t (*)(int)>(found)(NVFP4) : nullptr;
+static kernel_under_test stock_of(const char * path) {
+    using stock_t       = void (*)(const void *, nv_bfloat16 *, int64_t, cudaStream_t);
+    constexpr int NVFP4 = 40;  // enum ggml_type
+    stock_t (*conversion_of)(int);
+    library(path).find(conversion_of, "_Z21ggml_get_to_fp16_cuda9ggml_type");
+    const stock_t convert = conversion_of(NVFP4);
     if (!convert) {
-        fprintf(stderr, "%s has no conversion from NVFP4: %s\n", library, found ? "not of this type" : dlerror());
+        fprintf(stderr, "%s has no conversion from NVFP4\n", path);
         exit(1);
     }
     return {"ggml", output::FP16, [convert](const void * x, nv_bfloat16 * y, int64_t k, cudaStream_t stream) {
