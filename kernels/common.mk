@@ -3,7 +3,7 @@
 #
 # make test        right or not, exit status 0 or 1
 # make bench       test, then times: JSON lines to $(OUT)/bench.jsonl, a table to the terminal; dgxlab import reads them;
-#                  RIVAL=.../libggml-cuda.so adds llama.cpp's own kernel, where the harness knows how to call it
+#                  RIVAL=.../libggml-cuda.so adds llama.cpp's own kernel, or another library's that the harness knows how to call
 # make ncu         the profiler's view of one launch, of what ONE says, by default ROWS x COLS
 # make sanitize    test, or the part of it that SANITIZED names, under compute-sanitizer: memcheck, racecheck, initcheck,
 #                  synccheck

@@ -88,9 +88,9 @@ class bench {
     bench & operator=(const bench &) = delete;
 
     // One timing for each contender; the first sample of each is a warmup.
-    std::vector<timing> measure(const std::vector<contender> & all, int n_sets, int launches) {
+    std::vector<timing> measure(const std::vector<contender> & all, int n_sets, int launches, int samples = SAMPLES) {
         std::vector<timing> timings(all.size());
-        for (int i = -1; i < SAMPLES; ++i) {
+        for (int i = -1; i < samples; ++i) {
             for (size_t c = 0; c < all.size(); ++c) {
                 const double us  = sample_us(all[c], n_sets, launches);
                 const double mhz = sm_clock_mhz();

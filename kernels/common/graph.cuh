@@ -6,19 +6,26 @@
 
 using launch_set_t = std::function<void(int, cudaStream_t)>;
 
+// What is enqueued as a CUDA graph; the caller destroys it.
+static inline cudaGraphExec_t captured(const std::function<void(cudaStream_t)> & enqueue) {
+    cudaStream_t    stream;
+    cudaGraph_t     graph;
+    cudaGraphExec_t executable;
+    CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    enqueue(stream);
+    CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
+    CUDA_CHECK(cudaGraphInstantiate(&executable, graph, 0));
+    CUDA_CHECK(cudaGraphDestroy(graph));
+    CUDA_CHECK(cudaStreamDestroy(stream));
+    return executable;
+}
+
 // Each set's launches as a CUDA graph.
 static inline launch_set_t graphed(int n_sets, const launch_set_t & launch) {
-    std::vector<cudaGraphExec_t> graphs(n_sets);
-    cudaStream_t                 stream;
-    CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    std::vector<cudaGraphExec_t> graphs;
     for (int set = 0; set < n_sets; ++set) {
-        cudaGraph_t graph;
-        CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-        launch(set, stream);
-        CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
-        CUDA_CHECK(cudaGraphInstantiate(&graphs[set], graph, 0));
-        CUDA_CHECK(cudaGraphDestroy(graph));
+        graphs.push_back(captured([&](cudaStream_t stream) { launch(set, stream); }));
     }
-    CUDA_CHECK(cudaStreamDestroy(stream));
     return [graphs](int set, cudaStream_t s) { CUDA_CHECK(cudaGraphLaunch(graphs[set], s)); };
 }

@@ -35,9 +35,8 @@ struct variant {
     int64_t      tile_m, tile_n;
     int64_t      blocks;  // of a multiprocessor
     size_t       (*scratch_bytes)(int64_t, int64_t, int64_t, int64_t);
-    const void * kernel;  // nullptr: there is no choice of blocks
-    int          threads, shared;
-    w4a16_plan   (*plan)(int64_t, int64_t, int64_t);  // nullptr: the tiles are always the same
+    int          shared;
+    w4a16_plan   (*plan)(int64_t, int64_t, int64_t);  // nullptr: the tiles are always the same, the blocks any number
     bool         packed = false;  // the weights
     const w4a16_table * (*table)() = nullptr;  // the table that plans
 };
@@ -71,20 +70,14 @@ static inline int64_t blocks_of(const rung & r, const gemm_shape & s) {
 
 // -- configurations --
 
-template <typename C>
-static variant variant_of(gemm_t launch, void (*kernel)(w4a16_problem), int threads, bool packed = false) {
-    return {launch, C::TILE_M, C::TILE_N, C::BLOCKS, w4a16_scratch_bytes<C>, reinterpret_cast<const void *>(kernel), threads,
-            C::SHARED, nullptr, packed};
+template <typename C> static variant variant_of(gemm_t launch, bool packed = false) {
+    return {launch, C::TILE_M, C::TILE_N, C::BLOCKS, w4a16_scratch_bytes<C>, C::SHARED, nullptr, packed};
 }
 
 // Adds a configuration with both divisions.
 static inline void add_both(std::vector<rung> & rungs, const std::string & name, const variant & q4_0, const variant & q4_K) {
     rungs.push_back({name + ":tiles", {q4_0, q4_K}, division::TILES});
     rungs.push_back({name + ":shares", {q4_0, q4_K}, division::SHARES});
-}
-
-template <typename C> static variant gemm_variant_of() {
-    return variant_of<C>(w4a16_gemm_cuda<C>, w4a16_gemm<C>, C::THREADS);
 }
 
 // Named by the tile, the warp's, stages of weights and of activations, blocks a multiprocessor; `a`: dequantised ahead.
@@ -95,11 +88,7 @@ static void add_rungs(std::vector<rung> & rungs) {
     char name[64];
     snprintf(name, sizeof(name), "%dx%d/%dx%d/%d,%d/%d%s", tile_m, tile_n, warp_m, warp_n, w_stages, x_stages, blocks,
              ahead ? "a" : "");
-    add_both(rungs, name, gemm_variant_of<w4a16_0>(), gemm_variant_of<w4a16_K>());
-}
-
-template <typename C> static variant wgmma_variant_of() {
-    return variant_of<C>(w4a16_wgmma_cuda<C>, w4a16_wgmma_gemm<C>, C::ALL);
+    add_both(rungs, name, variant_of<w4a16_0>(w4a16_gemm_cuda<w4a16_0>), variant_of<w4a16_K>(w4a16_gemm_cuda<w4a16_K>));
 }
 
 // Named by the tile, its warpgroups, stages of weights and of activations, blocks a multiprocessor.
@@ -109,7 +98,7 @@ static void add_wgmma_rungs(std::vector<rung> & rungs) {
     using wgmma_K = w4a16_wgmma_config<w4a16_type::Q4_K, tile_m, tile_n, groups, w_stages, x_stages, blocks>;
     char name[64];
     snprintf(name, sizeof(name), "wgmma %dx%d/%d/%d,%d/%d", tile_m, tile_n, groups, w_stages, x_stages, blocks);
-    add_both(rungs, name, wgmma_variant_of<wgmma_0>(), wgmma_variant_of<wgmma_K>());
+    add_both(rungs, name, variant_of<wgmma_0>(w4a16_wgmma_cuda<wgmma_0>), variant_of<wgmma_K>(w4a16_wgmma_cuda<wgmma_K>));
 }
 
 static inline std::vector<rung> wgmma_rungs() {
@@ -129,10 +118,6 @@ static inline std::vector<rung> wgmma_rungs() {
     return rungs;
 }
 
-template <typename C> static variant packed_wgmma_variant_of() {
-    return variant_of<C>(w4a16_packed_wgmma_cuda<C>, w4a16_packed_wgmma<C>, C::ALL, true);
-}
-
 // Named by the tile, its warpgroups, stages of weights, stages of activations x k of a stage, blocks a multiprocessor.
 template <int tile_m, int tile_n, int groups, int w_stages, int x_step, int x_stages, int blocks>
 static void add_packed_wgmma_rungs(std::vector<rung> & rungs) {
@@ -140,11 +125,7 @@ static void add_packed_wgmma_rungs(std::vector<rung> & rungs) {
     using packed_K = w4a16_packed_wgmma_config<w4a16_type::Q4_K, tile_m, tile_n, groups, w_stages, x_step, x_stages, blocks>;
     char name[64];
     snprintf(name, sizeof(name), "packed %dx%d/%d/%d,%dx%d/%d", tile_m, tile_n, groups, w_stages, x_stages, x_step, blocks);
-    add_both(rungs, name, packed_wgmma_variant_of<packed_0>(), packed_wgmma_variant_of<packed_K>());
-}
-
-template <typename C> static variant packed_mma_variant_of() {
-    return variant_of<C>(w4a16_packed_mma_cuda<C>, w4a16_packed_mma<C>, C::ALL, true);
+    add_both(rungs, name, variant_of<packed_0>(w4a16_packed_wgmma_cuda<packed_0>, true), variant_of<packed_K>(w4a16_packed_wgmma_cuda<packed_K>, true));
 }
 
 // The same name, with the warp's part in place of the warpgroups.
@@ -157,7 +138,7 @@ static void add_packed_mma_rungs(std::vector<rung> & rungs) {
     char name[64];
     snprintf(name, sizeof(name), "packed %dx%d/%dx%d/%d,%dx%d/%d", tile_m, tile_n, warp_m, warp_n, w_stages, x_stages,
              x_step, blocks);
-    add_both(rungs, name, packed_mma_variant_of<packed_0>(), packed_mma_variant_of<packed_K>());
+    add_both(rungs, name, variant_of<packed_0>(w4a16_packed_mma_cuda<packed_0>, true), variant_of<packed_K>(w4a16_packed_mma_cuda<packed_K>, true));
 }
 
 // Two of different steps: one whose copying warps give registers away, one whose do not.
@@ -232,7 +213,7 @@ static size_t planned_scratch_bytes(int64_t m, int64_t n, int64_t k, int64_t /*b
 }
 
 template <w4a16_type type, table_of of> static variant planned_variant() {
-    return {launch_planned<type, of>, 0, 0, 0, planned_scratch_bytes<type, of>, nullptr, 0, 0, planned<type, of>,
+    return {launch_planned<type, of>, 0, 0, 0, planned_scratch_bytes<type, of>, 0, planned<type, of>,
             is_packed(of), planned_table<type, of>};
 }
 

@@ -5,7 +5,6 @@
 // w4a16 shape TYPE M N K RUNG [wild]
 //                             one product; wild: scales and activations of every size
 // w4a16 packed TYPE M K       rows of weights in ggml's blocks on stdin, packed on stdout
-// w4a16 nmse                  the error as a part of MMQ's
 
 #include "w4a16_gemm/proof.cuh"
 
@@ -70,18 +69,6 @@ static bool packed(const weight_type type, const int64_t m, const int64_t k) {
     return weights.guards_intact() && p.w.guards_intact();
 }
 
-static bool nmse() {
-    bool passed = true;
-    for (const weight_type type : TYPES) {
-        for (const distribution how : {distribution::UNIFORM, distribution::GAUSSIAN}) {
-            for (const rung & r : {PLANNED, PLANNED_PACKED, PLANNED_PLAIN_PACKED}) {
-                passed = nearer_than_mmq(r, {type, 128, 64, 1024}, how, 20261121) && passed;
-            }
-        }
-    }
-    return passed;
-}
-
 int main(int argc, char ** argv) {
     const std::string verb = argc > 1 ? argv[1] : "";
     if (verb == "edges") {
@@ -89,9 +76,6 @@ int main(int argc, char ** argv) {
     }
     if (verb == "tables") {
         return tables() ? 0 : 1;
-    }
-    if (verb == "nmse") {
-        return nmse() ? 0 : 1;
     }
     const weight_type type = argc > 2 && argv[2] == std::string("q4_0") ? weight_type::Q4_0 : weight_type::Q4_K;
     if (verb == "packed" && argc == 5) {
