@@ -58,6 +58,8 @@ class Job:
     @property
     def plan(self) -> Plan:
         """The plan, decoded; raises ValueError if a dgxlab with other fields wrote it."""
+        import dgxlab.tools  # noqa: F401 - it declares the kinds of gates and entries
+
         return from_json(Plan, json.loads(self.plan_json))
 
     @property

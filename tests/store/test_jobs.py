@@ -1,8 +1,12 @@
 """Intents, states, and the questions that a run asks before it measures."""
 
+import shutil
 import sqlite3
+import subprocess
+import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +15,7 @@ from dgxlab.errors import UsageError
 from dgxlab.ingest import ingest
 from dgxlab.model import PROTOCOL, Expectation, ParityGate, canonical, case_digest, model_id
 from dgxlab.store import Store, alias, gate_digest, matching_ids, only_match
+from tests.conftest import PROJECT
 from tests.journals import PIN, TINY, Journal, cell, device, env_digest, experiment, intend, plan, source, whole
 from tests.store.conftest import measured
 
@@ -55,6 +60,16 @@ def test_an_intent_is_recorded_with_the_whole_plan(store: Store) -> None:
     (row,) = store.rows("SELECT name, spec FROM experiments")
     assert row["name"] == "toy"
     assert "/lab" not in row["spec"]
+
+
+def test_a_plan_is_read_where_nothing_else_was_imported(tmp_path: Path) -> None:
+    """The kinds of gates and of bench entries are declared by the tools."""
+    record = shutil.copy(PROJECT / "results.db", tmp_path)
+    code = (
+        "import sys, pathlib, dgxlab.store as s; print(s.Store.open(pathlib.Path(sys.argv[1])).job(sys.argv[2]).plan)"
+    )
+    argv = [sys.executable, "-c", code, record, "20261124-133608-h200-gdn-vs-h200-gdn-on-62c963"]
+    assert "GreedyGate(" in subprocess.run(argv, capture_output=True, text=True, check=True).stdout
 
 
 def test_intending_again_changes_nothing(store: Store) -> None:
