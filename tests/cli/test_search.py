@@ -162,7 +162,9 @@ def test_a_new_pin_is_tried_with_every_series(many: Project) -> None:
     assert (row["series"], row["applies"], row["builds"], row["passed"]) == ("other", True, True, True)
     assert stock["gates"] == {"MUL_MAT": "4/4, 1 unsupported"}
     assert row["gates"] == {**stock["gates"], "ADDED": "4/4, 1 unsupported"}  # llama.cpp as it is has no such operation
-    assert {verdict["verdict"] for _, verdict in stock["verdicts"]} <= {"inconclusive", "same"}
+    for each in (stock, row):
+        assert [subject["name"] for subject, _ in each["verdicts"]] == ["pp16", "pp32", "tg4"]
+        assert {verdict["verdict"] for _, verdict in each["verdicts"]} <= {"inconclusive", "same"}
     assert many.run("pin", "check", many.machine.pin, "--like", "plain").rc == 2
     assert many.run("pin", "check", later, "othr", "--like", "plain").next == "dgxlab patch list"
 
