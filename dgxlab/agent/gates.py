@@ -86,13 +86,16 @@ def _parity(bench: Workbench, step: GateStep, gate: ParityGate, baseline: GateEv
     passed = None if reading.passed is None else reading.passed + len(reading.failed)
     forgiven = replace(reading, passed=passed, failed=(), backend_ok=True)
     others = _reasons(gate, step.limit_s, launched, forgiven, 0 if rc == 1 else rc)  # besides the cases that failed
+    raw = launched.raw()
     if not others and 0 < len(flaky) <= _RERUN_AT_MOST:
         again: Reasons = ()
         for number in range(1, _RERUNS + 1):
-            if again := _reasons(gate, step.limit_s, *launch(f"{step.id}-again{number}")):
+            rerun = launch(f"{step.id}-again{number}")
+            raw |= {f"again {number} {stream}": file for stream, file in rerun[0].raw().items()}
+            if again := _reasons(gate, step.limit_s, *rerun):
                 break
-        further = (reason(Code.AGAIN, reasons="; ".join(map(str, again))),) if again != reasons else ()
-        reasons = (*reasons, *further) if again else ()
+        told = "the same" if again == reasons else "; ".join(map(str, again))
+        reasons = (*reasons, reason(Code.AGAIN, reasons=told)) if again else ()
     if reasons:
         flaky = ()
     elif baseline and baseline.status != "failed":
@@ -100,7 +103,7 @@ def _parity(bench: Workbench, step: GateStep, gate: ParityGate, baseline: GateEv
     counted = {name: getattr(reading, name) for name in ("passed", "total", "unsupported")}
     counted["failed"] = tuple(case for case in reading.failed if case not in flaky)
     counted["cases"] = case_digest(reading.cases) if reading.total else None
-    judged = _Judged([], {ARM: counted}, launched.raw(), reasons, flaky, reading.cases if reading.total else None)
+    judged = _Judged([], {ARM: counted}, raw, reasons, flaky, reading.cases if reading.total else None)
     judged.add(ARM, argv, step.env, rc, launched)
     return judged
 

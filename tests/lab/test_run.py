@@ -92,13 +92,14 @@ def test_a_flaky_case_is_recorded_and_passes(toy_lab: ToyLab, tmp_path: Path) ->
     assert (gate["status"], gate["flaky"], cases["failed"], cases["passed"]) == ("flaky", [FAILING], [], 3)
     raw = toy_lab.root / "jobs" / outcome.job_id / "raw"
     assert len(list(raw.glob("gate-0*.out"))) == 4
+    assert {"stdout", "again 1 stdout", "again 3 stderr"} <= set(gate["raw"])
     assert (tmp_path / "calls").read_text() == "xxxx"
 
 
 @pytest.mark.parametrize(
     ("how", "reasons"),
     [
-        ("wrong in the suite", ["expected 4/4, got 3/4", f"failed: {FAILING}"]),
+        ("wrong in the suite", ["expected 4/4, got 3/4", f"failed: {FAILING}", "run again: the same"]),
         ("flaky, then fewer", ["expected 4/4, got 3/4", f"failed: {FAILING}", "run again: expected 4/4, got 3/3"]),
     ],
 )
