@@ -128,7 +128,20 @@ def test_a_gate_on_a_model_brings_its_model_program_and_flags(baseline: Experime
         ("against", "nv", {"B": "2"}),
     ]
     assert check.env == {"FAST": "1", "B": "2"}
+    assert ["none" in command.argv for command in check.commands] == [True, False, False]  # --device none
     assert from_json(Plan, to_json(job)) == job
+
+
+def test_a_model_that_is_its_own_reference_is_run_where_the_arm_is(baseline: Experiment) -> None:
+    gate = PerplexityGate("nv", "nv", against={"FAST": None}, kld_at_most=0.01)
+    recipe = SyntheticModel(n_vocab=32000, vocab="llama-spm", vocab_pin=PIN)
+    gated = replace(baseline, models={"nv": recipe}, gates=(gate,), bench=(), env={"FAST": "1"})
+    check = plan.make(gated, STOCK, job_id="j", bench=False).steps[-1]
+    assert isinstance(check, GateStep)
+    reference, arm, _ = check.commands
+    assert (reference.env, arm.env) == ({}, {"FAST": "1"})
+    assert "none" not in reference.argv
+    assert reference.argv[-4:] == arm.argv[-4:]
 
 
 def test_what_came_later_changes_no_plan_without_it(baseline: Experiment) -> None:

@@ -40,11 +40,17 @@ _SAME_TOP = re.compile(r"Same top p: +(\S+) ± +\S+ %")
 
 @dataclass(frozen=True)
 class PerplexityGate(ModelGate):
-    """The model's logits are as close as the limits demand to those of a reference that is run on the processor."""
+    """The model's logits are as close as the limits demand to those of a reference.
+
+    Another model is run on the processor: what would be exact. The model itself is run where the arm is, in the
+    environment of `against`: what a change does, without what tells a GPU from a processor.
+    """
 
     name = "perplexity"
 
-    reference: str = key("Name", "A name under models: what the model would compute exactly, as derived in F32.")
+    reference: str = key(
+        "Name", "A name under models: what the model would compute exactly, as derived in F32, or the model itself."
+    )
     n_ctx: int = key(
         "Annotated[int, Field(ge=16, le=1048576)]", "Context of a chunk, in tokens; its second half counts.", 512
     )
@@ -92,6 +98,8 @@ class PerplexityGate(ModelGate):
             yield "kld_ratio_at_most needs against, the environment that the arm is held against"
         if (self.kld_ratio_at_most, self.kld_at_most, self.ppl_ratio_at_most) == (None, None, None):
             yield "has no limit: give kld_ratio_at_most, kld_at_most or ppl_ratio_at_most"
+        if self.reference == self.model and not self.against:
+            yield "is its own reference: give against, the environment that the reference is run in"
         if (self.n_ctx_short is None) != (self.kld_growth_at_most is None):
             yield "n_ctx_short and kld_growth_at_most need each other"
         elif self.n_ctx_short and not self.n_ubatch < self.n_ctx_short < self.n_ctx:
@@ -116,6 +124,7 @@ class PerplexityGate(ModelGate):
         """Return the commands and the text: each reference first, which writes the logits."""
         _, other = environments(self, env)
         commands: list[CheckCommand] = []
+        where = ON_DEVICE if self.reference == self.model else _ON_PROCESSOR
         for role, (n_ctx, chunks) in self._sizes().items():
             # whole chunks in a batch, which the program demands
             batch = max(1, self.n_ubatch // n_ctx) * n_ctx
@@ -123,7 +132,7 @@ class PerplexityGate(ModelGate):
             logits = ("--kl-divergence-base", "{logits}")
             text = ("-f", "{text}", "--chunks", str(chunks))
             program = "{bin}/llama-perplexity"
-            reference = (program, "-m", f"{{model:{self.reference}}}", *text, *logits, *sizes, *_ON_PROCESSOR)
+            reference = (program, "-m", f"{{model:{self.reference}}}", *text, *logits, *sizes, *where)
             compared = (program, "-m", f"{{model:{self.model}}}", "--kl-divergence", *logits, *sizes, *ON_DEVICE)
             arms = self.in_both(env, compared)
             commands.append(CheckCommand(role, reference, other, self.reference))

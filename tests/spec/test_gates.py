@@ -75,6 +75,7 @@ def test_keys_of_later_versions_do_not_change_a_recipe_without_them() -> None:
         ("greedy: {model: nv, against: {LD_PRELOAD: x}}", "cannot be set: it changes which libraries load"),
         (f"{PERPLEXITY}}}", "has no limit: give kld_ratio_at_most, kld_at_most or ppl_ratio_at_most"),
         (f"{PERPLEXITY}, kld_ratio_at_most: 0.5}}", "kld_ratio_at_most needs against"),
+        ("perplexity: {model: nv, reference: nv, kld_at_most: 1}", "is its own reference: give against"),
         (f"{PERPLEXITY}, n_ctx: 64, chunks: 3, kld_at_most: 1}}", "counts 93 tokens and llama-perplexity wants 100"),
         (f"{PERPLEXITY}, kld_at_most: 1, n_ctx_short: 64}}", "n_ctx_short and kld_growth_at_most need each other"),
         (
