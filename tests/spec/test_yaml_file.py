@@ -143,7 +143,7 @@ def test_a_column_may_be_called_n() -> None:
 def test_a_bomb_is_refused_while_it_is_read(name: str, text: str) -> None:
     start = time.perf_counter()
     assert "x.yaml:" in refusal(text).message
-    assert time.perf_counter() - start < 5
+    assert time.perf_counter() - start < 60  # read whole, it would end the process for want of memory
 
 
 def test_the_limits_of_depth_count_and_size_are_exact() -> None:
