@@ -16,7 +16,7 @@ from bench.jobs import agent, followed, memory, over_distance, over_ssh, stage
 from bench.loops import loop_false, loop_fdr, loop_power, loop_power_quiet, loop_screens
 from bench.noises import alternating, families, half_widths, noises, promotions
 from bench.records import adopt, ingest, listed, living, page, report, size
-from bench.serving import client
+from bench.serving import client, streams
 from bench.simulated import blocks, coverage, false_verdicts, power, power_restless, screens, wrong_sign
 
 FIGURES: Mapping[str, Callable[[bool], Figure]] = {
@@ -41,6 +41,7 @@ FIGURES: Mapping[str, Callable[[bool], Figure]] = {
     "memory": memory,
     "followed": followed,
     "client": client,
+    "streams": streams,
     "verdicts": verdicts,
     "false_verdicts": false_verdicts,
     "wrong_sign": wrong_sign,

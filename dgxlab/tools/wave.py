@@ -1,6 +1,5 @@
 """Requests to a server, sent at once or each when it is due, and the time of everything that arrives."""
 
-import contextlib
 import gc
 import random
 import re
@@ -13,6 +12,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 READ = 1 << 16
+AT_ONCE = 64
+"""Events that are read before epoll is asked for later ones: so long a time can be late, and reading takes longest."""
 
 Reads = Sequence[tuple[int, bytes]]
 
@@ -31,6 +32,16 @@ class Stream:
     """How long after its due time it was begun."""
     reads: list[tuple[int, bytes]] = field(default_factory=list)
     stalled: bool = False
+
+    def send(self) -> None:
+        """Send as much as the connection takes."""
+        try:
+            while self.unsent:
+                self.unsent = self.unsent[self.socket.send(self.unsent) :]
+        except BlockingIOError:
+            pass
+        except OSError:  # closed: there may be an answer to read
+            self.unsent = b""
 
 
 def arrivals(count: int, rate: float, seed: str) -> list[int]:
@@ -74,6 +85,7 @@ class Wave:
 
     def _loop(self, stall: int) -> None:
         now = heard = self.begin
+        noted: deque[tuple[int, int, int]] = deque()
         while self._waiting or self._still:
             heard = heard if self._still else now
             while self._waiting and self.begin + self._waiting[0][0] <= now:
@@ -82,16 +94,18 @@ class Wave:
             next_due = self.begin + self._waiting[0][0] if self._waiting else heard + stall
             until = min(next_due, heard + stall)
             left = max(0, until - time.perf_counter_ns()) / 1e9
-            if self._waiting:  # epoll alone waits for whole ms
+            if self._waiting and not noted:  # epoll alone waits for whole ms
                 select.select([self._poll], (), (), left)
-                left = 0
-            ready = self._poll.poll(left)
+            ready = self._poll.poll(0 if self._waiting or noted else left)
             now = time.perf_counter_ns()
-            if not ready and self._still and now - heard >= stall:
+            heard = now if ready else heard
+            if not noted and self._still and now - heard >= stall:
                 return
-            for number, event in ready:
-                heard = now
-                self._serve(number, event, now)
+            noted.extend((number, event, now) for number, event in ready)
+            for _ in range(min(AT_ONCE, len(noted))):
+                again = self._serve(*noted[0])
+                if not again:
+                    noted.popleft()
             self.away = max(self.away, time.perf_counter_ns() - now)
 
     def _start(self, due: int, text: bytes) -> None:
@@ -106,32 +120,29 @@ class Wave:
         stream = Stream(opened, text, due if self._open else now, now - due if self._open else 0)
         self.streams.append(stream)
         self._still[opened.fileno()] = stream
-        self._poll.register(opened, select.EPOLLIN | select.EPOLLOUT)
+        self._poll.register(opened, select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET)
         if not self._open:
-            self._send(stream)
+            stream.send()
 
-    def _send(self, stream: Stream) -> None:
-        with contextlib.suppress(BlockingIOError):
-            stream.unsent = stream.unsent[stream.socket.send(stream.unsent) :]
-        if not stream.unsent:
-            self._poll.modify(stream.socket, select.EPOLLIN)
-
-    def _serve(self, number: int, event: int, now: int) -> None:
-        stream, chunk = self._still[number], None
+    def _serve(self, number: int, event: int, now: int) -> bool:
+        """Send and read what can be; return whether the same event has more to read."""
+        if (stream := self._still.get(number)) is None:  # it has ended since
+            return False
+        if stream.unsent:
+            stream.send()
+        if not event & ~select.EPOLLOUT:
+            return False
         try:
-            if event & select.EPOLLOUT and stream.unsent:
-                self._send(stream)
-            if event & ~select.EPOLLOUT:
-                chunk = stream.socket.recv(READ)
+            chunk = stream.socket.recv(READ)
         except BlockingIOError:
-            return
+            return False
         except OSError:  # refused or reset: the stream has no end
             chunk = b""
-        if chunk is not None:
-            stream.reads.append((now, chunk))
-        if chunk == b"":
-            self._poll.unregister(number)
-            self._still.pop(number).socket.close()
+        stream.reads.append((now, chunk))
+        if chunk:
+            return len(chunk) == READ or bool(event & select.EPOLLRDHUP)
+        self._still.pop(number).socket.close()
+        return False
 
 
 def answer(reads: Reads) -> tuple[int, list[tuple[int, bytes]]]:

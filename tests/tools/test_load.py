@@ -8,6 +8,7 @@ import socket
 import statistics
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def test_a_server_that_misbehaves_gives_no_number(how: str, told: str) -> None:
 
 @pytest.mark.parametrize("how", ["never ready", "hangs"])
 def test_a_server_that_is_never_ready_is_ended(how: str) -> None:
-    assert "not ready within 1 s: /health on port" in problems(how, ready_s=1.0)
+    assert "not ready within 4 s: /health on port" in problems(how, ready_s=4.0)
 
 
 def test_requests_arrive_as_a_poisson_process() -> None:
@@ -124,6 +125,41 @@ def test_no_request_waits_for_a_server_that_takes_none() -> None:
     assert max(each.behind for each in wave.streams) < 250_000_000
 
 
+@pytest.mark.parametrize("streams", [1, 100])
+def test_what_arrives_at_once_is_read_to_its_end(streams: int) -> None:
+    """More than a read takes, with the end right behind it; and more streams than are read between two looks."""
+    body = HEAD + b"\r\n" + CHUNKS * 20_000
+
+    def serve() -> None:
+        for _ in range(streams):
+            with server.accept()[0] as connection:
+                connection.recv(1 << 16)
+                connection.sendall(body if streams == 1 else HEAD + b"\r\n" + CHUNKS)
+
+    with socket.create_server(("127.0.0.1", 0), backlog=streams) as server, ThreadPoolExecutor(1) as pool:
+        wave = Wave(server.getsockname(), [b"x"] * streams)
+        pool.submit(serve)
+        wave.run(20.0)
+    assert not any(each.stalled for each in wave.streams)
+    assert {len(answer(each.reads)[1]) for each in wave.streams} == {40_000 if streams == 1 else 2}
+
+
+def test_an_answer_before_the_request_was_read_is_read() -> None:
+    def serve() -> None:
+        with server.accept()[0] as connection:
+            connection.sendall(b"HTTP/1.1 413 Too Large\r\n\r\n{}")
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(1 << 20):
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        wave = Wave(server.getsockname(), [b"x" * 20_000_000])
+        pool.submit(serve)
+        wave.run(20.0)
+    ((status, _),) = [answer(each.reads) for each in wave.streams]
+    assert status == 413
+
+
 def test_silence_while_no_request_is_due_is_no_stall() -> None:
     first, second, *_ = arrivals(4, 1.5, "1.5 0")
     assert second - first > 1.2e9
@@ -132,7 +168,7 @@ def test_silence_while_no_request_is_due_is_no_stall() -> None:
 
 
 def test_a_server_that_stalls_is_ended() -> None:
-    told = problems("stalls", stall_s=1.0)
+    told = problems("stalls", stall_s=2.0)
     assert "B1: stream 0 stalled after 4 tokens" in told
     assert "B4: it has no row" in told  # the server still has the first stream
 
