@@ -5,6 +5,7 @@ folder. Its programs find it by SLURM_CONF alone. Ended by the pids of what was 
 """
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -22,6 +23,10 @@ GPUS = 4
 """Of each node; they are links to a device, which no program opens."""
 START_S = 60.0
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
+
+MEMORY = Path("/sys/fs/cgroup/memory")
+"""Where Slurm makes a cgroup for each job whose memory is limited."""
+CONSTRAINED = {"task/none": "task/cgroup", "=CR_CPU": "=CR_CPU_Memory", "RealMemory=1000": "RealMemory=16000"}
 
 CONFIG = """ClusterName=toy
 SlurmctldHost=localhost(127.0.0.1)
@@ -94,7 +99,7 @@ class Slurm:
         self.children.pop(name).wait()
 
     def wait_up(self) -> None:
-        """Wait until all nodes take jobs."""
+        """Wait until all nodes take jobs; resume those that slurmctld drained: killed, it forgets that a job ended."""
         deadline = time.monotonic() + START_S
         seen = ""
         while time.monotonic() < deadline and not any(child.poll() for child in self.children.values()):
@@ -102,6 +107,8 @@ class Slurm:
                 seen = self.tell("sinfo", "--noheader", "--Node", "--partition=gpu", "--format=%t")
                 if seen.split() == ["idle"] * len(NODES):
                     return
+                if re.search("drain|drng|down", seen):
+                    self.tell("scontrol", "update", f"nodename={','.join(NODES)}", "state=resume")
             time.sleep(0.05)
         raise AssertionError(f"Slurm did not start: {seen}\n{self.logs()}")
 
@@ -111,17 +118,22 @@ class Slurm:
 
 
 @contextmanager
-def slurm(folder: Path) -> Iterator[Slurm]:
-    """Run a cluster until the block ends, and end all its jobs then."""
+def slurm(folder: Path, *, constrained: bool = False) -> Iterator[Slurm]:
+    """Run a cluster until the block ends, and end all its jobs then; `constrained` to the memory that they ask for."""
     lacking = [name for name in PROGRAMS if not Path(found(name)).exists()]
     if lacking or os.getuid() != 0:
         pytest.skip(f"no Slurm can be started here, it needs root and {' '.join(lacking)}: apt-get install slurm-wlm")
+    if constrained and not os.access(MEMORY / "cgroup.procs", os.W_OK):
+        pytest.skip("this machine has no memory cgroups of version 1")
     for part in ("state", *(f"spool.{node}" for node in NODES)):
         (folder / part).mkdir(parents=True)
     folder.chmod(0o711)
     probes, (ctld, *ports) = _free_ports(1 + len(NODES))
     text = CONFIG.format(folder=folder, ctld=ctld, gpus=GPUS, nodes=",".join(NODES), ports=",".join(map(str, ports)))
+    for name, other in CONSTRAINED.items() if constrained else ():
+        text = text.replace(name, other)
     (folder / "slurm.conf").write_text(text)
+    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nConstrainRAMSpace=yes\nMinRAMSpace=1\n")
     for number in range(GPUS):
         (folder / f"gpu{number}").symlink_to("/dev/null")
     (folder / "gres.conf").write_text(f"AutoDetect=off\nName=gpu File={folder}/gpu[0-{GPUS - 1}]\n")
@@ -148,6 +160,9 @@ def slurm(folder: Path) -> Iterator[Slurm]:
             child.wait()
         for each in (*probes, log):
             each.close()
+        for node in NODES if constrained else ():
+            with suppress(OSError):
+                (MEMORY / f"slurm_{node}").rmdir()
 
 
 def _of(folder: Path) -> Iterator[int]:

@@ -43,8 +43,12 @@ class Cluster(Box):
 
     def numbers(self) -> list[str]:
         """Return Slurm's numbers of the jobs that have not ended."""
+        return [line.split()[0] for line in self.queue()]
+
+    def queue(self) -> list[str]:
+        """Return a line for each job that has not ended: number, name, state, reason."""
         with suppress(subprocess.CalledProcessError):
-            return self.slurm.tell("squeue", "--noheader", "--format=%i").split()
+            return self.slurm.tell("squeue", "--noheader", "--format=%i %j %T %r").splitlines()
         return []
 
 
@@ -120,7 +124,7 @@ def _trial(place: Cluster, random: Random) -> str:
         if ran.rc not in NOT_YET or "next: " not in ran.err:
             raise Broken(f"{way}: the run ended with {ran.rc}: {ran.err}")
         ran = place.run("run", spec, "--host", "box")
-    if left := wait_while(place.numbers, 20.0):
+    if left := wait_while(place.queue, 20.0):
         raise Broken(f"{way}: orphans in the queue: {left}")
     for job in place.folders(name):
         if (job.folder / "started").exists():

@@ -1,5 +1,6 @@
 """Jobs through a real Slurm on the loopback: two nodes of this machine, this machine as the login node."""
 
+import os
 import re
 import subprocess
 import sys
@@ -12,15 +13,16 @@ from typing import Any
 import pytest
 
 from dgxlab.agent.slurm import granted
-from dgxlab.errors import BuildFailed, RemoteError, SpecError
+from dgxlab.errors import BuildFailed, JobLost, RemoteError, SpecError
 from dgxlab.lab import cluster as clusters
 from dgxlab.lab.doctor import check_host
+from dgxlab.lab.jobs import follow
 from dgxlab.lab.session import Outcome
 from dgxlab.model import HostEntry, Session
 from dgxlab.model import Slurm as Submission
 from dgxlab.transport.host import Host, Node
 from tests import machines
-from tests.lab.conftest import ToyLab, kinds, notes
+from tests.lab.conftest import ToyLab, kinds, notes, quiet
 from tests.slurm import Slurm, slurm
 
 pytestmark = pytest.mark.slurm
@@ -185,6 +187,37 @@ def test_a_job_that_slurm_ends_says_why_and_the_next_does_what_is_missing(go: Go
     assert outcome.measured > 0
     assert outcome.reused > 0
     assert outcome.measured + outcome.reused == outcome.planned
+
+
+@pytest.mark.slow
+def test_slurm_says_what_an_agent_cannot(go: Go, cluster: Slurm) -> None:
+    """The job's folder hangs, as a shared file system may, until the limit, which slurmctld checks twice a minute."""
+    other = cluster.tell(*BUSY, "--nodelist=node1").strip()
+    lab = go(nodelist="node1")
+    job_id = lab.submit(lab.experiment()).job_id
+    settings = lab.root / "jobs" / job_id / "slurm.json"
+    settings.unlink()
+    os.mkfifo(settings)
+    cluster.tell("scancel", other)
+    deadline = time.monotonic() + 60
+    while not lab.host.status(job_id).slurm.startswith("RUNNING"):
+        assert time.monotonic() < deadline
+    cluster.tell("scontrol", "update", f"jobid={number_of(cluster, job_id)}", "EndTime=now")
+    assert ended(lab, job_id).startswith("TIMEOUT (TimeLimit), Slurm job ")
+    with pytest.raises(JobLost, match=r"Slurm on local says TIMEOUT \(TimeLimit\)"):
+        follow(lab.lab, lab.host, job_id, quiet)
+
+
+def test_a_job_that_takes_more_memory_than_it_asked_for(
+    go: Go, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with slurm(tmp_path_factory.mktemp("slurm") / "constrained", constrained=True) as constrained:
+        monkeypatch.setenv(*next(iter(constrained.env.items())))
+        lab = go(root=constrained.folder.parent / "root", extra=("--mem=10",))
+        job_id = lab.submit(lab.experiment()).job_id
+        assert ended(lab, job_id).startswith("OUT_OF_MEMORY (OutOfMemory), Slurm job ")
+        with pytest.raises(JobLost, match="Slurm on local says OUT_OF_MEMORY"):
+            follow(lab.lab, lab.host, job_id, quiet)
 
 
 def test_a_preempted_run_goes_on_by_itself(go: Go, cluster: Slurm) -> None:
