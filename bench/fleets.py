@@ -1,21 +1,26 @@
-"""Figures of fleets: the level of the verdict over devices, and the report of a large fleet."""
+"""Figures of fleets: the level of the verdict over devices, the report of a large fleet, many jobs through Slurm."""
 
 from __future__ import annotations
 
 import math
+import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 from bench.figure import Figure, figure, rate_error
+from bench.jobs import peak_mb
+from bench.place import Far, far
 from dgxlab import report, stats
 from dgxlab.report.ask import of_experiment
 from dgxlab.store import Store
 from dgxlab.tools import BackendOpsBench
 from tests.journals import source
 from tests.report.worlds import GPU, H200, Session, h200, numbers
+from tests.slurm import slurm
 
 DEVICES = (4, 8, 16, 64)
 BETWEEN = 0.05
@@ -73,3 +78,39 @@ def fleet_report(quick: bool) -> Figure:
         if page.summary != f"{members} of {members} devices measured" or "node0007" not in text:
             raise RuntimeError(f"not all devices are there: {page.summary}")
     return figure("fleet_report", f"report of {members:,} devices, 20 cells each", walls, "s", 3.0)
+
+
+CROWD, AT_ONCE = 200, 20
+"""Experiments of a sweep through Slurm, and how many of them one client follows at a time."""
+
+
+def crowd(quick: bool) -> Figure:
+    """Measure the largest memory of a client of many jobs at once, and count jobs that are lost or run twice.
+
+    Each host is the same login node under another name.
+    """
+    experiments, hosts = (4, 2) if quick else (CROWD, AT_ONCE)
+    with tempfile.TemporaryDirectory(prefix="dgxlab-bench-") as name, slurm(Path(name) / "slurm") as cluster:  # noqa: SIM117
+        with far(env=cluster.env) as there:
+            names = [f"login{number}" for number in range(hosts)]
+            entry = f"{{ssh: box, python: {sys.executable}, slurm: {{partition: gpu}}}}"
+            there.here.hosts.write_text("".join(f"{each}: {entry}\n" for each in names))
+            matrix = {"env": {"TOY_NUMBER": [str(number) for number in range(experiments)]}}
+            bench = [{"llama-bench": {"model": "m", "n_prompt": 16}}]
+            path = there.here.spec("crowd", bench, gates=[], matrix=matrix)
+            begin = time.perf_counter()
+            peak = peak_mb(there, "run", path, "--host", ",".join(names))
+            minutes = (time.perf_counter() - begin) / 60
+            counts = _counted(there, experiments)
+    what = f"client of {experiments} experiments through Slurm, {hosts} at once, in {minutes:.1f} min"
+    bad = sum(counts.values())
+    return Figure("crowd", what, math.inf if bad else peak, "MB", experiments, None, reach=200.0, counts=counts)
+
+
+def _counted(there: Far, experiments: int) -> dict[str, int]:
+    """Return how many experiments have no valid run in the record, and how many ran, or were submitted, twice."""
+    with Store.open(there.here.project / "results.db", create=False) as store:
+        runs = Counter(row["name"] for row in store.rows("SELECT name FROM runs JOIN jobs USING (job_id)"))
+        valid = store.rows("SELECT DISTINCT name FROM runs JOIN jobs USING (job_id) WHERE status = 'valid'")
+    folders = len(list(there.root.glob("jobs/*")))
+    return {"lost": experiments - len(valid), "twice": sum(runs.values()) - len(runs) + folders - len(runs)}

@@ -131,16 +131,17 @@ def memory(quick: bool) -> Figure:
     size = 10_000_000 if quick else LOG_BYTES
     with far(files(LOG.replace("SIZE", f"{size}L"))) as there:
         path = there.here.spec("talker", [{"llama-bench": {"model": "m", "n_prompt": 16, "repetitions": 1}}])
-        peaks = [_peak_mb(there, path) for _ in range(1 if quick else 3)]
+        argv = ("run", path, "--host", "box", "--again")
+        peaks = [peak_mb(there, *argv) for _ in range(1 if quick else 3)]
         for log in there.root.glob("jobs/*/raw/run-0.err"):
             if log.stat().st_size < size:
                 raise RuntimeError(f"{log} is shorter than {size} bytes")
     return figure("memory", f"client following a job with {size / 1e6:,.0f} MB of log", peaks, "MB", 150.0)
 
 
-def _peak_mb(there: Far, path: Path) -> float:
-    """Run an experiment and return the largest memory of the client, in MB."""
-    argv = [sys.executable, "-m", "dgxlab", "run", str(path), "--host", "box", "--again"]
+def peak_mb(there: Far, *args: str | Path) -> float:
+    """Run `dgxlab ARGS` and return the largest memory of the client, in MB."""
+    argv = [sys.executable, "-m", "dgxlab", *args]
     with (there.here.folder / "said").open("w") as log:
         child = subprocess.Popen(argv, env=there.here.env, cwd=there.here.project, stdout=log, stderr=log)
         peak = 0.0

@@ -196,14 +196,16 @@ class Far:
 
 
 @contextmanager
-def far(files: Mapping[str, str] = toy.FILES, within: Sequence[str] = ()) -> Iterator[Far]:
-    """Yield a place and an sshd; `within` is as in `tests.sshd.sshd`."""
+def far(
+    files: Mapping[str, str] = toy.FILES, within: Sequence[str] = (), env: Mapping[str, str] | None = None
+) -> Iterator[Far]:
+    """Yield a place and an sshd; `within` and `env` are as in `tests.sshd.sshd`."""
     with place(files) as here:
         keys = here.folder / "home" / ".ssh"
         keys.mkdir(mode=0o700)
         (keys / "authorized_keys").write_text(make_key(keys / "id_ed25519"))
         here.hosts.write_text(f"box: {{ssh: box, python: {sys.executable}}}\n")
-        with sshd(here.folder / "sshd", keys / "authorized_keys", within=within) as server:
+        with sshd(here.folder / "sshd", keys / "authorized_keys", within=within, env=env) as server:
             remote = Far(here, server)
             remote.reach(server.port)
             yield remote

@@ -120,7 +120,7 @@ class Box:
             cwd=self.there.here.project,
             text=True,
             **{
-                "env": self.there.here.env,
+                "env": {**self.there.here.env, "DGXLAB_LOCKS": str(self.server.locks)},
                 "stdin": subprocess.DEVNULL,
                 "stdout": subprocess.PIPE,
                 "stderr": subprocess.PIPE,

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +39,7 @@ UsePAM no
 StrictModes no
 MaxSessions 20
 LogLevel VERBOSE
-SetEnv HOME={folder}/home DGXLAB_LOCKS={folder}/locks PATH={path}
+SetEnv HOME={folder}/home DGXLAB_LOCKS={folder}/locks PATH={path}{more}
 """
 
 
@@ -88,6 +88,7 @@ def sshd(
     port: int = 0,
     ordinary: bool = False,
     within: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[Sshd]:
     """Run a server until the block ends.
 
@@ -99,6 +100,7 @@ def sshd(
         port: 0 for any.
         ordinary: As root, run it as the user ORDINARY, who must be able to reach `folder`.
         within: The beginning of a command line that runs a program in namespaces of its own.
+        env: Further variables of the commands run on it.
     """
     if not Path(PROGRAM).exists():
         pytest.skip("there is no sshd here: apt-get install openssh-server")
@@ -110,7 +112,8 @@ def sshd(
     for keytype in keytypes:
         make_key(folder / f"host_{keytype}", keytype)
     port = port or _free_port()
-    text = config + CONFIG.format(port=port, folder=folder, authorized=authorized, path=path)
+    more = "".join(f" {name}={value}" for name, value in (env or {}).items())
+    text = config + CONFIG.format(port=port, folder=folder, authorized=authorized, path=path, more=more)
     if "MaxStartups" not in config:  # the only keyword here of which the last line wins
         text += "MaxStartups 50:30:100\n"
     text += "".join(f"HostKey {folder}/host_{keytype}\n" for keytype in keytypes)

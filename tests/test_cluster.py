@@ -1,6 +1,5 @@
 """docs/cluster.md, executed word for word: sshd as the login node of a real Slurm, the toy as its llama.cpp."""
 
-import os
 import re
 import subprocess
 import sys
@@ -36,17 +35,13 @@ def test_the_page_about_clusters(cluster: Slurm, tmp_path: Path) -> None:
     ssh.mkdir(mode=0o700)
     (tmp_path / "authorized").write_text(make_key(ssh / "id_ed25519"))
     login = tmp_path / "login"
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {"HOME": login / "home", "DGXLAB_LOCKS": login / "locks", "PATH": path, **cluster.env}
-    words = " ".join(f"{name}={value}" for name, value in environment.items())
-
     script = ["set -euo pipefail", f"PATH={Path(sys.executable).parent}:$PATH"]
     for language, title, text in BLOCK.findall((PROJECT / "docs" / "cluster.md").read_text()):
         if title:
             (project / title).write_text(text)
         elif language == "sh":
             script.append(text)
-    with sshd(login, tmp_path / "authorized", config=f"SetEnv {words}\n") as server:
+    with sshd(login, tmp_path / "authorized", env=cluster.env) as server:
         (ssh / "config").write_text(f"Host login\n  HostName 127.0.0.1\n  Port {server.port}\n")
         (ssh / "known_hosts").write_text(f"{server.known_hosts_line()}\n")
         argv = ["bash", "-c", "\n".join(script)]
