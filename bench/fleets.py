@@ -68,11 +68,9 @@ def fleet_report(quick: bool) -> Figure:
             job.build().runs(numbers(100 + number % 7, 4)).end()
         for _ in range(2 if quick else 5):
             begin = time.perf_counter()
-            asks = [
-                of_experiment(replace(experiment, host=job.host), source(), store.devices(job.job_id)["fleet"])
-                for job in store.jobs()
-            ]
-            page = report.collect_fleet(store, asks)
+            devices = {job.host: store.devices(job.job_id)["fleet"] for job in store.jobs()}
+            ask = of_experiment(experiment, source(), next(iter(devices.values())))
+            page = report.collect_fleet(store, [ask.on(host, device.id) for host, device in devices.items()])
             text = report.render_page(page)
             walls.append(time.perf_counter() - begin)
         if page.summary != f"{members} of {members} devices measured" or "node0007" not in text:
@@ -84,7 +82,7 @@ CROWD, AT_ONCE = 200, 20
 """Experiments of a sweep through Slurm, and how many of them one client follows at a time."""
 
 
-def crowd(quick: bool) -> Figure:
+def many_jobs(quick: bool) -> Figure:
     """Measure the largest memory of a client of many jobs at once, and count jobs that are lost or run twice.
 
     Each host is the same login node under another name.
@@ -104,7 +102,7 @@ def crowd(quick: bool) -> Figure:
             counts = _counted(there, experiments)
     what = f"client of {experiments} experiments through Slurm, {hosts} at once, in {minutes:.1f} min"
     bad = sum(counts.values())
-    return Figure("crowd", what, math.inf if bad else peak, "MB", experiments, None, reach=200.0, counts=counts)
+    return Figure("many_jobs", what, math.inf if bad else peak, "MB", experiments, None, reach=200.0, counts=counts)
 
 
 def _counted(there: Far, experiments: int) -> dict[str, int]:

@@ -70,8 +70,12 @@ def _page(store: Store, ended: Sequence[Member], *, sweep: bool) -> Page:
         return report.collect_fleet_sessions(
             store, {host: outcome.job_id for host, outcome in outcomes if outcome.job_id}
         )
-    asks = [of_experiment(outcome.experiment, outcome.source, outcome.device) for _, outcome in outcomes]
-    return report.collect_sweep(store, asks) if sweep else report.collect_fleet(store, asks)
+    if sweep:
+        asks = [of_experiment(outcome.experiment, outcome.source, outcome.device) for _, outcome in outcomes]
+        return report.collect_sweep(store, asks)
+    first = outcomes[0][1]
+    ask = of_experiment(first.experiment, first.source, first.device)
+    return report.collect_fleet(store, [ask.on(host, outcome.device.id) for host, outcome in outcomes])
 
 
 def _name(request: Request, *, sweep: bool) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -178,6 +178,10 @@ class Ask:
     protocol: int = PROTOCOL
     session: str | None = None  # only this job's results; None for the newest of any job
     hypothesis: str = ""
+
+    def on(self, host: str, device_id: str) -> Ask:
+        """Return the same ask for another device."""
+        return replace(self, host=host, device_id=device_id)
 
 
 def of_session(store: Store, job: Job) -> list[Ask]:

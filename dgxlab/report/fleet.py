@@ -30,7 +30,8 @@ _POOLED = "effects of the devices are pooled as random effects, so that the verd
 
 
 _MEASURED = f"""SELECT job_id, host, device_id FROM arms JOIN jobs USING (job_id)
-                WHERE arm = :name AND (pin, tree) = (SELECT pin, tree FROM arms WHERE job_id = :job_id AND arm = :name)
+                WHERE arm = :name AND protocol = :protocol
+                AND (pin, tree) = (SELECT pin, tree FROM arms WHERE job_id = :job_id AND arm = :name)
                 AND job_id IN (SELECT job_id FROM runs WHERE status = 'valid') AND job_id NOT IN ({UNCOUNTED})
                 ORDER BY intent_at DESC, job_id DESC"""  # noqa: S608 - our own
 
@@ -61,10 +62,9 @@ def fleet(store: Store, wanted: Query) -> Page:
             return collect_fleet_sessions(store, jobs)
         raise UsageError(f"{store.path} has no verdict on {name!r} against {wanted.baseline!r}", next="dgxlab report")
     newest = asking.job_of_arm(store, name)
-    jobs = _by_device(store, store.rows(_MEASURED, {"name": name, "job_id": newest.job_id}))
-    return collect_fleet(
-        store, [replace(asking.of_newest(store, store.job(job_id), name), host=host) for host, job_id in jobs.items()]
-    )
+    ask = asking.of_newest(store, newest, name)
+    jobs = _by_device(store, store.rows(_MEASURED, {"name": name, "job_id": newest.job_id, "protocol": ask.protocol}))
+    return collect_fleet(store, [ask.on(host, store.devices(job_id)[name].id) for host, job_id in jobs.items()])
 
 
 def _by_device(store: Store, rows: Sequence[Mapping[str, str]]) -> dict[str, str]:

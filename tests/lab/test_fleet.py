@@ -48,11 +48,8 @@ def test_a_run_on_three_hosts_of_which_one_is_away(own: ToyLab) -> None:
     assert [outcome.measured for outcome in outcomes] == [outcomes[0].planned] * 2
     assert str(members[2].error) == "host c is away"
     assert len({outcome.device.id for outcome in outcomes}) == 2
-    asks = [
-        of_experiment(replace(request.experiment, host=m.host), m.outcome.source, m.outcome.device)
-        for m in members
-        if m.outcome
-    ]
+    ask = of_experiment(request.experiment, outcomes[0].source, outcomes[0].device)
+    asks = [ask.on(member.host, member.outcome.device.id) for member in members if member.outcome]
     page = report.collect_fleet(own.lab.store, asks)
     assert page.summary == "2 of 2 devices measured"
     apart, devices = page.tables[:2]
