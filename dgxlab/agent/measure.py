@@ -238,7 +238,7 @@ class Workbench:
     def failure(self, name: str, attempt: Attempt, tries: int = 1) -> DgxlabError:
         """Return the error for the run called `name`, whose last of `tries` attempts does not count as a whole."""
         words = attempt.run.reason + (f" ({tries} attempts)" if tries > 1 else "")
-        if attempt.again == "disturbed":
+        if attempt.again == "disturbed" and attempt.run.status != "valid":
             return HostBusy(f"{name} was not left alone: {words}", next=AGAIN)
         kind = GateFailed if attempt.run.status == "discarded" else RemoteError
         return kind(words, next=self.log(attempt.run.raw["stderr"].path))

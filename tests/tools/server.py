@@ -59,7 +59,8 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/version":
             self.reply(200, {"version": "0.1"})
         else:
-            self.reply(200, {"data": [{"id": options["-m"], "meta": {"n_vocab": 32000}}]})
+            served = "other.gguf" if how == "another model" else options["-m"]
+            self.reply(200, {"data": [{"id": served, "meta": {"n_vocab": 32000}}]})
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -106,7 +107,7 @@ class Handler(BaseHTTPRequestHandler):
             waiting.append(json.dumps({"content": "x", "stop": False, "tokens_predicted": n}).encode())
             if how != "bunches" or n % 8 == 0:
                 self.events(waiting)
-        ms = 1e3 * (time.monotonic() - first) * {"slow tail": 0.5, "untimed": 0}.get(how, 1)
+        ms = 1e3 * (time.monotonic() - first) * {"slow tail": 0.5, "untimed": 0, "500": 0}.get(how, 1)
         cached = 7 if how == "cached" else 0
         timings = {"cache_n": cached, "prompt_n": n_prompt - cached, "predicted_n": total, "predicted_ms": ms}
         end = {"stop": True, "stop_type": "eos" if total < n_gen else "limit", "tokens_predicted": total}

@@ -35,7 +35,7 @@ def drive(how: str, **changes: Any) -> str:
     return ended.stdout
 
 
-def problems(how: str, **changes: float) -> str:
+def problems(how: str, **changes: Any) -> str:
     (launch,) = BENCH.launches({}, lambda model, cell: True)
     return "; ".join(parse(drive(how, **changes), launch.cells).problems)
 
@@ -179,6 +179,10 @@ def test_the_openai_api_gives_the_same_times() -> None:
     for stream in (stream for row in rows for wave in row["waves"] for stream in wave["streams"]):
         assert stream["end"] == {"stop": "length", "prompt": 16, "cached": 0, "ms": None}
         assert (stream["status"], stream["tokens"]) == (200, [1] * 120)
+
+
+def test_the_openai_api_tells_another_model() -> None:
+    assert "the model other.gguf, which its command does not name" in problems("another model", engine="vllm")
 
 
 def test_the_openai_api_may_count_tokens() -> None:
