@@ -180,13 +180,14 @@ def _step_s(store: Store, job: Plan, step: Step, device: str) -> float | None:
 
 
 def _gate_s(store: Store, step: GateStep, device: str) -> float | None:
-    table, which, asked = "checks", "gate_digest = ?", [gate_digest(step.gate, step.env)]
-    if isinstance(step.gate, ParityGate):
+    same = gate_digest(step.gate, step.env)
+    table, which, asked = "checks", "gate_digest = ?", [same]
+    if isinstance(step.gate, ParityGate):  # of the same op, which takes about as long, where this one has never run
         table, which, asked = "gates", "op = ? AND backend = ?", [step.gate.op, step.gate.backend]
     rows = store.rows(
         f"""SELECT {table}.seconds FROM {table} JOIN arms USING (job_id, arm)
-            WHERE device_id = ? AND {which} ORDER BY at DESC LIMIT 1""",  # noqa: S608 - words from here alone
-        (device, *asked),
+            WHERE device_id = ? AND {which} ORDER BY gate_digest = ? DESC, at DESC LIMIT 1""",  # noqa: S608 - words from here
+        (device, *asked, same),
     )
     return float(rows[0]["seconds"]) if rows else None
 

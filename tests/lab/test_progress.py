@@ -2,7 +2,10 @@
 
 from typing import Any
 
+from dgxlab import plan
 from dgxlab.lab.jobs import adopt, follow
+from dgxlab.lab.outlook import expected
+from tests import toy
 from tests.journals import told
 from tests.lab.conftest import Event, ToyLab, kinds
 
@@ -23,6 +26,20 @@ def test_each_step_is_told_with_its_place(toy_lab: ToyLab) -> None:
     _, events = toy_lab.run_well(again=True)
     again = places(events)
     assert any(", about " in note for note in again if ": gate " in note)
+
+
+def test_a_gate_takes_as_long_as_it_did_and_a_new_one_as_long_as_one_of_its_op(toy_lab: ToyLab) -> None:
+    known, other, new = (toy.parity(env={"GATE": name}) for name in ("known", "other", "new"))
+    toy_lab.run_well(toy_lab.experiment(gates=(known, other)))
+    store = toy_lab.lab.store
+    rows = store.rows(
+        "SELECT json_extract(env, '$.GATE') AS gate, gates.seconds, device_id FROM gates JOIN arms USING (job_id)"
+    )
+    took = {row["gate"]: row["seconds"] for row in rows}
+    side = toy_lab.side(toy_lab.experiment(gates=(known, new)))
+    job = plan.make(side.experiment, side.source, job_id="j")
+    times = expected(store, job, rows[0]["device_id"])
+    assert (times["gate:0"], times["gate:1"]) == (took["known"], took["other"])
 
 
 def test_who_joins_later_is_told_too(toy_lab: ToyLab) -> None:
