@@ -834,17 +834,21 @@ static __global__ void __launch_bounds__(C::ALL, C::BLOCKS) nvfp4_grouped(const 
 
 #else
 
+// with the kernel's qualifiers: see w4a16_to_f16's
 template <int tile_n>
-static __global__ void nvfp4_grouped_route(nvfp4_grouped_problem, const int32_t *, int64_t, int, int) {
+static __global__ void nvfp4_grouped_route(const nvfp4_grouped_problem, const int32_t * __restrict__, const int64_t, const int,
+                                           const int) {
     __trap();
 }
 
-template <int warps> static __global__ void nvfp4_grouped_to_f16(nvfp4_grouped_problem, nvfp4_grouped_activations) {
+template <int warps>
+static __global__ void nvfp4_grouped_to_f16(const nvfp4_grouped_problem, const nvfp4_grouped_activations) {
     __trap();
 }
 
 template <int tile_n, int warps>
-static __global__ void nvfp4_grouped_few(nvfp4_grouped_problem, const int32_t *, int64_t, int, int, nvfp4_grouped_activations) {
+static __global__ void nvfp4_grouped_few(const nvfp4_grouped_problem, const int32_t * __restrict__, const int64_t, const int,
+                                         const int, const nvfp4_grouped_activations) {
     __trap();
 }
 

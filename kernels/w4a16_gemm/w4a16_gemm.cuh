@@ -832,8 +832,10 @@ static __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) w4a16_gemm(const
 
 #else
 
+// A stub's parameters have the qualifiers of the kernel's: for these architectures alone the host calls the stub by them.
 template <w4a16_type type, w4a16_order order, int cols>
-static __global__ void w4a16_to_f16(const float *, uint32_t *, float *, int *, int, int, int) {
+static __global__ void w4a16_to_f16(const float * __restrict__, uint32_t * __restrict__, float * __restrict__,
+                                    int * __restrict__, const int, const int, const int) {
     __trap();
 }
 

@@ -174,11 +174,15 @@ static __global__ void w4a16_pack(const uint8_t * __restrict__ w, uint8_t * __re
 
 #else
 
-template <w4a16_type type> static __global__ void w4a16_pack_rows(const uint8_t *, float *, int, int) {
+// with the kernel's qualifiers: see w4a16_to_f16's
+template <w4a16_type type>
+static __global__ void w4a16_pack_rows(const uint8_t * __restrict__, float * __restrict__, const int, const int) {
     __trap();
 }
 
-template <w4a16_type type> static __global__ void w4a16_pack(const uint8_t *, uint8_t *, const float *, int, int) {
+template <w4a16_type type>
+static __global__ void w4a16_pack(const uint8_t * __restrict__, uint8_t * __restrict__, const float * __restrict__, const int,
+                                  const int) {
     __trap();
 }
 
