@@ -8,8 +8,8 @@
 # make sanitize    test, or the part of it that SANITIZED names, under compute-sanitizer: memcheck, racecheck, initcheck,
 #                  synccheck
 # make ptx sass    what the compiler made of it
-# make spills      fails on spilled registers, local memory, serialised wgmma, or what the host's compiler refuses, on every
-#                  architecture in SPILL_ARCHS; needs no GPU
+# make spills      fails on spilled registers, local memory or serialised wgmma, on every architecture in SPILL_ARCHS;
+#                  needs no GPU
 # make clean
 #
 # ARCH is the architecture as nvcc names it; native is the GPU that is here.
@@ -68,7 +68,7 @@ spills: $(SPILL_ARCHS:%=spills-%)
 
 # every kernel's line, so that a compiler that says nothing does not pass
 spills-%: $(SPILL_SRC) $(SOURCES) | $(OUT)
-	$(NVCC) $(NVCCFLAGS) -arch=$* -Xptxas -v -c -o $(OUT)/spills-$*.o $(SPILL_SRC) 2> $(OUT)/spills-$*.txt \
+	$(NVCC) $(NVCCFLAGS) -arch=$* -Xptxas -v -cubin -o $(OUT)/spills-$*.cubin $(SPILL_SRC) 2> $(OUT)/spills-$*.txt \
 	    || { cat $(OUT)/spills-$*.txt; exit 1; }
 	@grep -q 'bytes stack frame' $(OUT)/spills-$*.txt || { echo "$*: ptxas reported no kernel"; exit 1; }
 	@! grep -B1 -E '[1-9][0-9]* bytes (stack frame|spill)' $(OUT)/spills-$*.txt
