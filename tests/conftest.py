@@ -31,7 +31,7 @@ CACHE = Path(os.environ.get("DGXLAB_TEST_CACHE") or Path.home() / ".cache" / "dg
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--no-skips", action="store_true", help="a skip is a failure, except of what needs a GPU, or root")
+    parser.addoption("--no-skips", action="store_true", help="a skip is a failure, but for a GPU, cgroups or root")
 
 
 SLOW = ("cli", "faults", "lab", "transport")
@@ -52,7 +52,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """Under --no-skips turn a skipped test into a failed one, except where the machine or the user cannot run it."""
     outcome = yield
     report: pytest.TestReport = outcome.get_result()  # type: ignore[attr-defined]
-    may = item.get_closest_marker("gpu") or (os.getuid() != 0 and item.get_closest_marker("slurm"))
+    machine = item.get_closest_marker("gpu") or item.get_closest_marker("cgroups")
+    may = machine or (os.getuid() != 0 and item.get_closest_marker("slurm"))
     if report.skipped and item.config.getoption("--no-skips") and not may:
         report.outcome = "failed"
         report.longrepr = f"skipped where nothing may be skipped: {report.longrepr}"

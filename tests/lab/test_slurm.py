@@ -208,6 +208,7 @@ def test_slurm_says_what_an_agent_cannot(go: Go, cluster: Slurm) -> None:
         follow(lab.lab, lab.host, job_id, quiet)
 
 
+@pytest.mark.cgroups
 def test_a_job_that_takes_more_memory_than_it_asked_for(
     go: Go, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
