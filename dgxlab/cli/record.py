@@ -77,7 +77,9 @@ def export(
     workspace: Workspace,
     out: Out,
 ) -> None:
-    """Export measured rows, for compare-llama-bench.py; as json those of servers, in llama-benchy's format.
+    """Export measured rows, for other tools to read.
+
+    compare-llama-bench.py reads them as sqlite; as json those of servers are in llama-benchy's format.
 
     Example: dgxlab export runs.sqlite --tool llama-bench
     """

@@ -118,7 +118,7 @@ def test_export_to_stdout_is_the_file(measured: Project) -> None:
     assert measured.ok("export", "-", *tool, "-q").out == (measured.folder / "rows.csv").read_text()
     assert measured.run("export", "-").next == "dgxlab export - --tool llama-bench"
     for words in ((), ("a.csv", "-o", "b.csv")):
-        assert measured.run("export", *words).error == "export needs one FILE, - for stdout"
+        assert measured.run("export", *words).error == "export needs one FILE, - for stdout; --job names a session"
 
 
 def test_export_in_parquet_keeps_types_and_lists(measured: Project, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ def test_both_kinds_pass_before_anything_is_measured(toy_lab: ToyLab) -> None:
     assert (greedy["readings"]["arm"]["n_prompt"], greedy["readings"]["arm"]["n_gen"]) == (9, 4)
     assert [command["role"] for command in perplexity["commands"]] == ["reference", "arm", "against"]
     assert [command["env"] for command in perplexity["commands"]] == [{"TOY": "worse"}, {}, {"TOY": "worse"}]
-    assert "--device" in perplexity["commands"][0]["argv"]
+    assert "--device" not in perplexity["commands"][0]["argv"]  # m is its own reference, and is run where the arm is
     assert [perplexity["readings"][role]["kld"] for role in ("arm", "against")] == [0.001, 0.004]
     assert [event["event"] for event in events if event["event"] in ("gate", "run")] == ["gate", "gate", "run"]
     job = toy_lab.root / "jobs" / outcome.job_id
