@@ -171,12 +171,13 @@ def _check_job(store: Store, job_id: str) -> Iterator[str]:
         elif differ := [
             f"{name} {written[key][name]} where its runs give {value}"
             for name, value in computed[key].items()
-            if not _same(name, written[key][name], value)
+            if not same(name, written[key][name], value)
         ]:
             yield f"{verdict} has {', '.join(differ)}"
 
 
-def _same(name: str, written: Any, computed: Any) -> bool:
+def same(name: str, written: Any, computed: Any) -> bool:
+    """Return whether a column of a verdict has the value that was computed again."""
     if name == "reasons":
         return True
     if name == "flaws":

@@ -6,12 +6,11 @@ A fleet is sessions of the same arms, one a device.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from dgxlab import stats
-from dgxlab.judgement import ABS, REL, recorded
+from dgxlab.judgement import recorded, same
 from dgxlab.judgement.verdicts import Judged
 from dgxlab.model import ChainStep, canonical, digest
 from dgxlab.stats import Pooled, Verdict
@@ -113,10 +112,8 @@ def _pooled(row: Mapping[str, Any]) -> Pooled:
 
 
 def _same(written: list[_Row], computed: list[_Row]) -> bool:
-    def alike(one: Any, other: Any) -> bool:
-        floats = isinstance(one, float) and isinstance(other, float)
-        return math.isclose(one, other, rel_tol=REL, abs_tol=ABS) if floats else one == other
-
     return len(written) == len(computed) and all(
-        alike(one[name], value) for one, other in zip(written, computed, strict=True) for name, value in other.items()
+        same(name, one[name], value)
+        for one, other in zip(written, computed, strict=True)
+        for name, value in other.items()
     )

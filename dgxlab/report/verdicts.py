@@ -81,16 +81,14 @@ def collect_session(store: Store, job_id: str) -> SessionReport:
     compared = comparisons(session) if session.ended and not job.rejected else []
     words = [row.verdict.verdict for row in compared]
     whole = judgement.session_verdict(words) if words else ""
-    text = summary(job.kind, whole, words) if session.ended else ""
-    text = f"rejected: {job.rejected}" if job.rejected else text
+    text = f"rejected: {job.rejected}" if job.rejected else summary(job.kind, whole, words) if session.ended else ""
     floors = sorted(floor for row in compared if (floor := noise_floor(row.verdict)))
     if job.kind == "noise" and floors:
         text += f"; noise floor {_ends(floors)} %"
     groups = grouped(((row.ask.cell.tool, FORMS[row.ask.cell.tool].title(row.ask)), row) for row in compared)
     tables = [] if job.rejected else session.gate_tables()
     tables += [_table(session, FORMS[tool], title, group) for (tool, title), group in groups.items()]
-    pair = _pair(store, job, compared)
-    if len(pair) > 1:
+    if len(pair := _pair(store, job, compared)) > 1:
         own = [each.job for each, _ in pair].index(job)
         text += f"; session {own + 1} of {len(pair)} of this pair"
         tables.append(_pair_table(own, pair))

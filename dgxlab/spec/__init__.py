@@ -48,7 +48,7 @@ def load(path: Path, overrides: Sequence[str] = (), host: str | None = None) -> 
             refused too.
     """
     tree = _tree(path, overrides, host)
-    if matrix := _entries(tree).get("matrix"):
+    if matrix := resolve.map_of(tree).get("matrix"):
         _spec(path, tree)
         problem = Problem(matrix.mark, ("matrix",), "makes several experiments, and one is needed here")
         refuse([problem], next=command("dgxlab", "run", resolve.label(path)))
@@ -63,7 +63,7 @@ def load_all(path: Path, overrides: Sequence[str] = (), host: str | None = None)
     tree = _tree(path, overrides, host)
     if (matrix := _spec(path, tree).matrix) is None:
         return [_experiment(path, tree)]
-    mark, arms = _entries(tree)["matrix"].mark, list(islice(matrix.arms(), _MAX_ARMS + 1))
+    mark, arms = resolve.map_of(tree)["matrix"].mark, list(islice(matrix.arms(), _MAX_ARMS + 1))
     if len(arms) > _MAX_ARMS:
         refuse([Problem(mark, ("matrix",), f"makes more than {_MAX_ARMS} experiments: split it")])
     made = [_experiment(path, resolve.arm(tree, chosen)) for chosen in arms]
@@ -83,16 +83,11 @@ def _arm_name(name: str, values: Sequence[str]) -> str:
     return "-".join([name, *(re.sub(r"[^A-Za-z0-9._-]+", "_", value) for value in values)])
 
 
-def _entries(tree: Node) -> dict[str, Node]:
-    entries: Any = tree.value
-    return dict(entries)
-
-
 def _tree(path: Path, overrides: Sequence[str], host: str | None) -> Node:
     tree = resolve.resolve(path)
     for setting in overrides:
         tree = resolve.override(tree, setting)
-    given = _entries(tree)
+    given = dict(resolve.map_of(tree))
     if host is not None:
         given["host"] = Node(host, Mark("--host"))
     return Node({"name": Node(path.stem, Mark(resolve.label(path), 1)), **given}, tree.mark)

@@ -47,7 +47,7 @@ def resolve(path: Path) -> Node:
     """
     tree, *children = reversed(_read_chain(path))
     for child in children:
-        inherited = Node({key: node for key, node in _entries(tree).items() if key not in _OWN}, tree.mark)
+        inherited = Node({key: node for key, node in map_of(tree).items() if key not in _OWN}, tree.mark)
         tree = _merge((), inherited, child)
     return tree
 
@@ -87,7 +87,7 @@ def override(tree: Node, setting: str) -> Node:
 
 def arm(tree: Node, chosen: Iterable[tuple[str, str, str]]) -> Node:
     """Return the tree of one experiment of a sweep, given (env or cmake, key, value) for each key of its matrix."""
-    entries = dict(_entries(tree))
+    entries = dict(map_of(tree))
     mark = entries.pop("matrix").mark
     for part, key, value in chosen:
         entries[part] = _put((part,), entries.get(part, Node({}, mark)), [key], Node(value, mark))
@@ -119,7 +119,7 @@ def _read_chain(path: Path) -> list[Node]:
             circle = [*list(names.values())[list(names).index(real) :], name]
             fail(mark, ("extends",), f"goes round in a circle: {' -> '.join(circle)}")
         names[real] = name
-        entries = dict(_entries(read_file(path, name, named_at=mark if chain else None)))
+        entries = dict(map_of(read_file(path, name, named_at=mark if chain else None)))
         _refuse_repeated_gates(entries.get("gates"))
         parent = entries.pop("extends", None)
         chain.append(Node(entries, Mark(name, 1)))
@@ -130,7 +130,8 @@ def _read_chain(path: Path) -> list[Node]:
         mark, path = parent.mark, spec_at(absolute_path(path.parent / parent.value))
 
 
-def _entries(node: Node) -> dict[str, Node]:
+def map_of(node: Node) -> dict[str, Node]:
+    """Return the nodes of a map by their keys; raises SpecError for anything else."""
     if not isinstance(node.value, dict):
         fail(node.mark, (), f"must hold a map of keys, not {shown(plain(node))}")
     return node.value
@@ -151,9 +152,9 @@ def _merge(loc: Loc, parent: Node, child: Node) -> Node:
             gates.append(gate)
             continue
         inherited = gates[place]
-        ((kind, body),), (stated,) = _entries(inherited).items(), _entries(gate).values()
-        if "expect" in _entries(stated):  # a count and the list of cases belong together
-            kept = {key: value for key, value in _entries(body).items() if key != "cases"}
+        ((kind, body),), (stated,) = map_of(inherited).items(), map_of(gate).values()
+        if "expect" in map_of(stated):  # a count and the list of cases belong together
+            kept = {key: value for key, value in map_of(body).items() if key != "cases"}
             inherited = Node({kind: Node(kept, body.mark)}, inherited.mark)
         gates[place] = _merge(("gates", place), inherited, gate)
     return Node(gates, child.mark)
