@@ -37,7 +37,7 @@ struct field {
     }
 };
 
-// Somebody who multiplies. The field outlives it.
+// One whose products are timed; the field whose matrices it multiplies outlives it.
 struct contestant {
     std::string           name;
     double                looseness;               // its tolerance, in ours
@@ -49,7 +49,7 @@ struct contestant {
 using rival = std::function<std::vector<contestant>(const field &)>;  // none: it does not multiply such matrices
 
 static std::vector<contestant> contestants_of(const std::vector<rung> & rungs, const field & f) {
-    std::shared_ptr<std::vector<operand>> operands[2];  // as they lie, and packed
+    std::shared_ptr<std::vector<operand>> operands[2];  // unpacked, and packed
     std::vector<contestant>               all;
     for (const rung & r : rungs) {
         auto & weights = operands[r.of(f.sets[0].shape.type).packed];
