@@ -229,7 +229,7 @@ def _measured(store: Store, ask: Ask, valid: Sequence[Row]) -> Iterator[Measured
 _Key = tuple[str, str, str]  # Cell.key, model_id, env_digest
 _Found = tuple[list[Row], dict[str, Number]]  # runs, and by metric what they measured
 
-BATCH = 8  # runs whose samples are read at once: the newest have all cells, unless some were not measured for long
+BATCH = 4  # runs whose samples are read at once: the newest have all cells, unless some were not measured for long
 
 
 def _newest(store: Store, runs: Sequence[Row], asked: Collection[_Key]) -> dict[_Key, _Found]:

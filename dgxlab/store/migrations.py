@@ -139,6 +139,7 @@ def m013_contents(db: Database) -> None:
 _add("m014_notes", ("notes",))
 _add("m015_tries", ("tries", "try_sessions", "try_ends"))
 _add("m016_fleets", ("fleets",))
+_add("m017_indexes")
 
 
 def _rebuild(db: Database, table: str, changes: Mapping[str, str], *, deflated: Collection[str] = ()) -> None:

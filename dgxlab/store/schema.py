@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 
 APPLICATION_ID = 0x6467786C  # `dgxl` in the file's header: tells this database from any other SQLite file
-VERSION = 16  # PRAGMA user_version of a database to which every migration was applied
-SCHEMA = "fd418710bda737db"  # `connect.schema_digest` of such a database
+VERSION = 17  # PRAGMA user_version of a database to which every migration was applied
+SCHEMA = "dc9aa897cb79dadd"  # `connect.schema_digest` of such a database
 
 ROOFLINE = "roofline"  # kind of the flag that ingest adds to a run that exceeds the peaks of its GPU
 
