@@ -152,7 +152,7 @@ def _encode(path: Path, tools: Sequence[Exported], kind: str) -> None:
     if kind == "json":
         tools = [each for each in tools if each.tool == llama_server.PROGRAM]
     if len(tools) > 1 and kind != "sqlite":
-        names = " and ".join(each.tool for each in tools)
+        names = ", ".join(each.tool for each in tools)
         raise UsageError(
             f"{kind} holds the rows of one tool, and there are {names}: name one with --tool",
             next=f"{AGAIN} with --tool {tools[0].tool}",
@@ -206,7 +206,7 @@ def _json(path: Path, tools: Sequence[Exported]) -> None:
     rows = [row for each in tools for row in each.rows if "pl" in row and row["requests"]]
     if len({row["model"] for row in rows}) != 1:
         message = "json is llama-benchy's format, of numbers of streams on one model of a server"
-        raise UsageError(message, next=f"{AGAIN} with --tool {llama_server.PROGRAM} --name EXPERIMENT")
+        raise UsageError(message, next=f"{AGAIN} with --name EXPERIMENT")
     report = clients.benchy(rows, f"dgxlab {__version__}", time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime()))
     path.write_text(json.dumps(report, indent=2), encoding="utf-8")
 

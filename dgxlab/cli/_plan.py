@@ -34,7 +34,7 @@ def describe(plan: Plan, expected: Mapping[str, float | None]) -> str:
     for step in plan.steps:
         head, *rest = _chain(step) if isinstance(step, ChainStep) else _step(step)
         took = expected.get(step.id)
-        lines += ["", head if took is None else f"{head}; {duration(took)} the last time", *rest]
+        lines += ["", head if not took else f"{head}; {duration(took)} the last time", *rest]
     single = sum(len(step.cells) for step in plan.steps if isinstance(step, RunStep))
     cells = single + sum(len(chain.baseline.cells) for chain in plan.chains)
     known = [took for took in expected.values() if took is not None]

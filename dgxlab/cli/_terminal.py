@@ -145,10 +145,10 @@ class Bar:
 
     def __init__(self) -> None:
         self.console = Console(stderr=True, highlight=False)
-        text = TextColumn("{task.description}", markup=False)
-        columns = (SpinnerColumn(), text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self.progress = Progress(*columns, console=self.console, transient=True)
-        self.task = self.progress.add_task("starting", total=None)
+        text = TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True))  # what is cut
+        columns = (SpinnerColumn(), text, BarColumn(10), MofNCompleteColumn(), TimeElapsedColumn())
+        self.progress = Progress(*columns, console=self.console, transient=True, expand=True)
+        self.task = self.progress.add_task("waiting for the job", total=None)
         self.lines = Lines()
 
     def show(self, event: Any) -> None:
@@ -156,7 +156,7 @@ class Bar:
         for line in self.lines.of(event):
             self.console.print(one_line(line), markup=False)
         if event.event == "progress":
-            self._move(f"{event.id} {event.note}", event.done, event.total or None)
+            self._move(event.note, event.done, event.total or None)
         elif event.event == "chain":
             self._move(f"{event.id} {position(event)}", event.done, event.total)
             self.progress.refresh()  # runs may be shorter than the refresh interval

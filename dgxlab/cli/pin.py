@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from typer import Argument, Option
 
+from dgxlab.cli import _complete
 from dgxlab.cli._app import App, Group, Workspace, experiment, readable_experiments
 from dgxlab.cli._out import Out, table
 from dgxlab.cli.patch import known_series
@@ -53,8 +54,15 @@ def id_(
 @app.add
 def check(
     name: str = Argument(help="The new pin: a tag, a branch, or the beginning of a commit's id."),
-    names: list[str] | None = Argument(None, metavar="[SERIES]...", help="Series to check; all by default."),
-    like: str = Option("stock", metavar="EXPERIMENT", help="What to build and measure, on the old pin."),
+    names: list[str] | None = Argument(
+        None, metavar="[SERIES]...", help="Series to check; all by default.", autocompletion=_complete.series
+    ),
+    like: str = Option(
+        "stock",
+        metavar="EXPERIMENT",
+        help="What to build and measure, on the old pin.",
+        autocompletion=_complete.experiments,
+    ),
     screen: bool = Option(True, "--screen/--no-screen", help="Compare with the old pin, one bracket a row."),
     *,
     options: MeasureOptions,

@@ -106,7 +106,9 @@ def export(
         exported.write(path, tables, as_ or "")
     lines = []
     for each in tables:
-        lines.append(f"{plural(len(each.rows), 'row')} of {each.tool} in {'stdout' if str(path) == '-' else path}")
+        lines.append(
+            f"{plural(len(each.rows), 'row')} of {each.tool} {'on stdout' if str(path) == '-' else f'in {path}'}"
+        )
         lines += [f"  {commit}  {', '.join(arms)}" for commit, arms in each.builds.items()]
     written = [{"tool": each.tool, "rows": len(each.rows), "builds": each.builds} for each in tables]
     if str(path) == "-":

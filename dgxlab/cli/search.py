@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+from dgxlab.cli import _complete
 from dgxlab.cli._app import Workspace, experiment, readable_experiments
 from dgxlab.cli._out import Out, plural, table
 from dgxlab.cli.run import MeasureOptions
@@ -24,7 +25,12 @@ if TYPE_CHECKING:
 
 _LikeOption = Annotated[
     str | None,
-    Option("--like", metavar="EXPERIMENT", help="What to build and measure; by default the only spec that fits."),
+    Option(
+        "--like",
+        metavar="EXPERIMENT",
+        help="What to build and measure; by default the only spec that fits.",
+        autocompletion=_complete.experiments,
+    ),
 ]
 
 
@@ -32,7 +38,7 @@ def bisect(  # noqa: PLR0913 - each is an option
     good: str = Argument(help="The last step known without the difference: a commit, or a patch's number; 0 for none."),
     bad: str = Argument(help="A step with the difference: a later commit, or a patch's number."),
     cell: str = Option(..., help="The cell to judge by, as tables call it: pp512, pp128 tg64 B8 S_TG."),
-    series: str | None = Option(None, help="Search the patches of this series."),
+    series: str | None = Option(None, help="Search the patches of this series.", autocompletion=_complete.series),
     tree: Path | None = Option(None, help="Search the commits of this llama.cpp clone."),
     confidence: float = Option(0.95, min=0.51, max=0.999, help="How probable the answer must be."),
     like: _LikeOption = None,
@@ -71,7 +77,7 @@ def bisect(  # noqa: PLR0913 - each is an option
 
 
 def ablate(
-    series: str = Argument(help="The series: a folder under patches/."),
+    series: str = Argument(help="The series: a folder under patches/.", autocompletion=_complete.series),
     cell: list[str] | None = Option(None, help="Compare this cell alone, as tables call it; may be given again."),
     screen: bool = Option(False, "--screen", help="One bracket a patch instead of a chain: drops, and keeps nothing."),
     like: _LikeOption = None,

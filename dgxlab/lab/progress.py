@@ -48,7 +48,7 @@ class Progress:
             self._at, self._since = step, event.t
             self.watch(events.ProgressEvent(id=step, done=0, total=0, note=self._place(event.t, begins=True)))
         if isinstance(event, events.ProgressEvent) and step in self.steps:
-            event = replace(event, note=f"{event.note}, {self._place(event.t)}")
+            event = replace(event, note=f"{self._place(event.t)}: {event.note}")
         self.watch(event)
 
     def _place(self, now: float, *, begins: bool = False) -> str:

@@ -18,6 +18,8 @@ def complete(measured: Project, monkeypatch: pytest.MonkeyPatch) -> Complete:
     """Return the words that bash offers for the last word of a command line; nothing else is printed or written."""
     measured.spec("toy-b", "extends: toy.yaml\n")
     (measured.folder / "hosts.yaml").write_text("dgx: {ssh: dgx}\n")
+    (measured.folder / "patches" / "tuned").mkdir(parents=True)
+    (measured.folder / "patches" / "tuned" / "series").touch()
     files = set(measured.folder.rglob("*"))
 
     def ask(line: str) -> list[str]:
@@ -41,8 +43,12 @@ def complete(measured: Project, monkeypatch: pytest.MonkeyPatch) -> Complete:
         ("dgxlab ab toy toy-", ["toy-b"]),
         ("dgxlab run toy --host ", ["local", "dgx"]),
         ("dgxlab host check d", ["dgx"]),
-        ("dgxlab patch check ", []),
+        ("dgxlab patch check ", ["tuned"]),
         ("dgxlab plan nosuch", []),
+        ("dgxlab ablate ", ["tuned"]),
+        ("dgxlab pin check b6900 t", ["tuned"]),
+        ("dgxlab bisect 0 1 --series t", ["tuned"]),
+        ("dgxlab bisect 0 1 --like toy-", ["toy-b"]),
     ],
 )
 def test_names(complete: Complete, line: str, words: list[str]) -> None:

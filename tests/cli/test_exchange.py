@@ -114,7 +114,7 @@ def test_export_to_stdout_is_the_file(measured: Project) -> None:
         measured.ok("export", f"rows.{suffix}", *tool)
         ran = measured.ok("export", "-o", "-", "--as", suffix, *tool)
         assert ran.out == (measured.folder / f"rows.{suffix}").read_text()
-        assert ran.err.startswith("3 rows of llama-bench in stdout\n")
+        assert ran.err.startswith("3 rows of llama-bench on stdout\n")
     assert measured.ok("export", "-", *tool, "-q").out == (measured.folder / "rows.csv").read_text()
     assert measured.run("export", "-").next == "dgxlab export - --tool llama-bench"
     for words in ((), ("a.csv", "-o", "b.csv")):
