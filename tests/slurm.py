@@ -57,6 +57,7 @@ SwitchType=switch/none
 ReturnToService=2
 KillWait=30
 MinJobAge=300
+BatchStartTimeout=1
 InactiveLimit=0
 GresTypes=gpu
 SlurmdParameters=config_overrides
