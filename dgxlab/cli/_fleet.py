@@ -1,95 +1,101 @@
-"""Several requests at once, for the commands that measure: one on several hosts, or a sweep over one or several."""
+"""Several requests at once, for the commands that measure: the same on each host, or those of a sweep."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dgxlab import report
 from dgxlab.cli._app import Workspace
+from dgxlab.cli._display import Lines
 from dgxlab.cli._out import Out, plural
 from dgxlab.errors import CheckFailed
+from dgxlab.judgement import recorded
+from dgxlab.lab.fleet import judge, run_all, spread
+from dgxlab.report.ask import of_experiment
 
 if TYPE_CHECKING:
     from dgxlab.lab.fleet import Member
     from dgxlab.lab.request import Request
-    from dgxlab.report import Page
     from dgxlab.store import Job, Store
 
 
-def measure_fleet(
-    requests: Sequence[Request],
-    hosts: Sequence[str],
-    workspace: Workspace,
-    out: Out,
-    fail_on: Collection[str],
-    tell: Callable[[Job, str], None],
-    *,
-    wide: bool,
-) -> None:
-    """Run a request on each host, or those of a sweep each on one of them; report, then raise the first error."""
-    from dgxlab import judgement, report
-    from dgxlab.lab import fleet
+@dataclass(frozen=True)
+class Several:
+    """How several requests are carried out and reported; an error of one is raised when all have ended."""
 
-    sweep = len(requests) > 1
-    with workspace.lab(create=True) as lab:
-        placed = fleet.spread(lab.store, requests, hosts) if sweep else [requests[0].at(host) for host in hosts]
-        members = fleet.run_all(workspace.lab, placed, lambda request: _watch(request, out, sweep=sweep))
+    workspace: Workspace
+    out: Out
+    tell: Callable[[Job, str], None]
+    fail_on: Collection[str]
+    wide: bool
+
+    def fleet(self, request: Request, hosts: Sequence[str]) -> None:
+        """Run a request on each host, and report the devices side by side, with a verdict over them."""
+        words = set[str]()
+        with self.workspace.lab(create=True) as lab:
+            members = self._run([request.at(host) for host in hosts], lambda each: each.experiment.host)
+            outcomes = {member.host: member.outcome for member in members if member.outcome}
+            if request.baseline:
+                jobs = {host: outcome.job_id for host, outcome in outcomes.items()}
+                judge(lab, jobs)
+                page = report.collect_fleet_sessions(lab.store, jobs)
+                words = {str(row["verdict"]) for row in page.tables[0].rows}
+            else:
+                first = next(iter(outcomes.values()))
+                ask = of_experiment(first.experiment, first.source, first.device)
+                asks = [ask.on(host, outcome.device.id) for host, outcome in outcomes.items()]
+                page = report.collect_fleet(lab.store, asks)
+            self._report(lab.store, members, page, f"{len(hosts)} hosts")
+        self._fail(members, words, "a verdict over the devices")
+
+    def sweep(self, requests: Sequence[Request], hosts: Sequence[str]) -> None:
+        """Run each request on one of the hosts, and report the experiments beneath one another."""
+        words = set[str]()
+        with self.workspace.lab(create=True) as lab:
+            placed = spread(lab.store, requests, hosts)
+            members = self._run(placed, lambda each: f"{each.experiment.name} on {each.experiment.host}")
+            outcomes = [member.outcome for member in members if member.outcome]
+            if requests[0].baseline:
+                jobs = [outcome.job_id for outcome in outcomes]
+                page = report.collect_sweep_sessions(lab.store, jobs)
+                words = {str(row["verdict"]) for row in page.tables[0].rows}
+                words |= {each.verdict.verdict for job_id in jobs for each in recorded(lab.store, job_id)}
+            else:
+                asks = [of_experiment(each.experiment, each.source, each.device) for each in outcomes]
+                page = report.collect_sweep(lab.store, asks)
+            count = f"{plural(len(requests), 'experiment')} on {plural(len(hosts), 'host')}"
+            self._report(lab.store, members, page, count)
+        self._fail(members, words, "a verdict")
+
+    def _run(self, placed: Sequence[Request], name: Callable[[Request], str]) -> list[Member]:
+        """Run requests; their names begin the lines about them. Raises the first error if none was carried out."""
+
+        def watch(request: Request) -> Callable[[Any], None]:
+            lines = Lines()
+
+            def see(event: Any) -> None:
+                for line in lines.of(event):
+                    self.out.note(f"{name(request)}: {line}")
+
+            return see
+
+        members = run_all(self.workspace.lab, placed, watch)
         for member in (each for each in members if each.error):
-            out.note(f"{_name(member.request, sweep=sweep)}: {member.error}")
-        error = next((member.error for member in members if member.error), None)
-        ended = [member for member in members if member.outcome]
-        if error and not ended:
+            self.out.note(f"{name(member.request)}: {member.error}")
+        if not any(member.outcome for member in members):
+            self._fail(members)
+        return members
+
+    def _report(self, store: Store, members: Sequence[Member], page: report.Page, count: str) -> None:
+        self.out.report(page, lambda: report.render_page(page, wide=self.wide))
+        for job_id in (member.outcome.job_id for member in members if member.outcome and member.outcome.job_id):
+            self.tell(store.job(job_id), page.summary)
+        self.out.note(f"{count}, {page.summary}; recorded in {self.workspace.database}")
+
+    def _fail(self, members: Sequence[Member], words: Collection[str] = (), whose: str = "") -> None:
+        for error in (member.error for member in members if member.error):
             raise error
-        if requests[0].baseline and not sweep:
-            fleet.judge(lab, ended)
-        page = _page(lab.store, ended, sweep=sweep)
-        out.report(page, lambda: report.render_page(page, wide=wide))
-        jobs = [job_id for member in ended if member.outcome and (job_id := member.outcome.job_id)]
-        for job_id in jobs:
-            tell(lab.store.job(job_id), page.summary)
-        words = {str(row["verdict"]) for table in page.tables[:1] for row in table.rows if "verdict" in row}
-        if sweep:
-            words |= {each.verdict.verdict for job_id in jobs for each in judgement.recorded(lab.store, job_id)}
-    count = f"{plural(len(requests), 'experiment')} on {plural(len(hosts), 'host')}" if sweep else f"{len(hosts)} hosts"
-    out.note(f"{count}, {page.summary}; recorded in {workspace.database}")
-    if error:
-        raise error
-    if failed := [word for word in fail_on if word in words]:
-        over = "" if sweep else " over the devices"
-        raise CheckFailed(f"a verdict{over} is {failed[0]}, on which to fail", next="dgxlab report")
-
-
-def _page(store: Store, ended: Sequence[Member], *, sweep: bool) -> Page:
-    from dgxlab import report
-    from dgxlab.report.ask import of_experiment
-
-    outcomes = [(member.host, member.outcome) for member in ended if member.outcome]
-    if ended[0].request.baseline:
-        if sweep:
-            return report.collect_sweep_sessions(store, [outcome.job_id for _, outcome in outcomes if outcome.job_id])
-        return report.collect_fleet_sessions(
-            store, {host: outcome.job_id for host, outcome in outcomes if outcome.job_id}
-        )
-    if sweep:
-        asks = [of_experiment(outcome.experiment, outcome.source, outcome.device) for _, outcome in outcomes]
-        return report.collect_sweep(store, asks)
-    first = outcomes[0][1]
-    ask = of_experiment(first.experiment, first.source, first.device)
-    return report.collect_fleet(store, [ask.on(host, outcome.device.id) for host, outcome in outcomes])
-
-
-def _name(request: Request, *, sweep: bool) -> str:
-    host = request.experiment.host
-    return f"{request.experiment.name} on {host}" if sweep else host
-
-
-def _watch(request: Request, out: Out, *, sweep: bool) -> Callable[[Any], None]:
-    from dgxlab.cli._display import Lines
-
-    lines, name = Lines(), _name(request, sweep=sweep)
-
-    def see(event: Any) -> None:
-        for line in lines.of(event):
-            out.note(f"{name}: {line}")
-
-    return see
+        if failed := [word for word in self.fail_on if word in words]:
+            raise CheckFailed(f"{whose} is {failed[0]}, on which to fail", next="dgxlab report")

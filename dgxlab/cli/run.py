@@ -300,9 +300,13 @@ def _measure(
     hosts = options.hosts(request.experiment.host)
     requests = [replace(each, wait_s=60.0 * options.wait) for each in requests]
     if len(requests) > 1 or len(hosts) > 1:
-        from dgxlab.cli._fleet import measure_fleet
+        from dgxlab.cli._fleet import Several
 
-        measure_fleet(requests, hosts, workspace, out, fail_on, tell, wide=wide)
+        several = Several(workspace, out, tell, fail_on, wide)
+        if len(requests) > 1:
+            several.sweep(requests, hosts)
+        else:
+            several.fleet(requests[0], hosts)
         return
     request = requests[0].at(hosts[0])
     with workspace.lab(create=True) as lab:

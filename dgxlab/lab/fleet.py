@@ -5,7 +5,7 @@ Each is whole on one host, with a job, a chain and a device of its own; those of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from threading import Thread
@@ -96,9 +96,8 @@ def run_all(
     return [ended[number] for number in range(len(requests))]
 
 
-def judge(lab: Lab, members: Sequence[Member]) -> None:
-    """Record the verdict over the devices, of sessions of the same arms on several hosts."""
-    jobs = {member.host: member.outcome.job_id for member in members if member.outcome and member.outcome.job_id}
+def judge(lab: Lab, jobs: Mapping[str, str]) -> None:
+    """Record the verdict over the devices, given the session of each host; all have the same arms."""
     fleets.record(lab.store, fleets.one_a_device(lab.store, jobs).values())
 
 

@@ -71,7 +71,7 @@ def test_a_session_on_each_host_and_a_verdict_over_them(own: ToyLab) -> None:
     members = on_all(own, Request("ab", replace(spec, name="other", env={"TOY_X": "1"}), spec))
     jobs = {member.host: member.outcome.job_id for member in members if member.outcome}
     assert list(jobs) == ["a", "b"]
-    judge(own.lab, members)
+    judge(own.lab, jobs)
     page = report.collect_fleet_sessions(own.lab.store, jobs)
     pooled, devices = page.tables
     assert page.summary.startswith("over 2 devices: ")
