@@ -125,7 +125,8 @@ def submit(folder: Path) -> None:
         file.truncate(0)
         file.write(os.environ.get("DGXLAB_HOST", "{}"))
         file.flush()
-        answer = _run("sbatch", *_options(job_id), stdin=_script(folder))
+        node = json.loads((folder / "plan.json").read_text()).get("node", "")
+        answer = _run("sbatch", *_options(job_id), *[f"--nodelist={node}"] * bool(node), stdin=_script(folder))
     if answer.returncode != 0 and ((there := look(job_id)) is None or there.ended):
         raise RemoteError(f"Slurm refused the job: {_said(answer)}", next=f"dgxlab doctor {settings().name}")
 

@@ -25,12 +25,6 @@ _GPU_ALONE = {"gres": "", "constraint": "", "nodelist": "", "exclusive": False, 
 """Options of jobs that measure and not of those that only build."""
 
 
-def at_node(host: Host, node: str) -> Host:
-    """Return a host whose jobs run on this node; a host without Slurm is its own node."""
-    slurm = host.entry.slurm
-    return host.at(replace(slurm, nodelist=node)) if slurm else host
-
-
 def same_gpus(host: Host, node: Node) -> bool:
     """Return whether the next job on a node has the GPUs of the last one: a part of a node may be other GPUs each time.
 
@@ -71,7 +65,7 @@ def build_first(lab: Lab, host: Host, job: Plan, sides: Sequence[Side], probe: P
     steps = tuple(step for step in job.steps if isinstance(step, BuildStep))
     # with a baseline its subject is not that of a run, so that no client takes it for one
     baseline = job.baseline or job.experiment
-    first = replace(job, kind="gate", baseline=baseline, steps=steps)
+    first = replace(job, kind="gate", baseline=baseline, steps=steps, node="")
     noted(watch)("building first, without a GPU")
     if join(lab, host, first.subject, sides, probe, watch):
         return True

@@ -84,18 +84,17 @@ def _asks(job: Plan) -> tuple[object, ...]:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the work of a request is to be done, and what is left of it there."""
+    """What is left of a request where the least is left."""
 
-    host: Host
     probe: Probe  # its facts are the node's, if that is known
     todo: Todo
     job: Plan | None
 
 
 def place(store: Store, host: Host, request: Request, sides: Sequence[Side], probe: Probe, followed: str) -> Place:
-    """Return where the least is left to do: on a cluster, the node that has measured the most of it; see plan_missing.
+    """Return what is left to do: on a cluster, on the node that has measured the most of it; see plan_missing.
 
-    A node is asked for by its name only where it has results that this job completes.
+    The plan names a node only where the node has results that it completes, or noise floors that it uses.
 
     Raises:
         SpecError: if the cluster's time limit is too short for the plan; and as `plan_missing`.
@@ -107,12 +106,12 @@ def place(store: Store, host: Host, request: Request, sides: Sequence[Side], pro
         with suppress(ConditionsError):
             there = replace(probe, facts=node.facts)
             todo, job = plan_missing(store, request, sides, there, followed)
-            places.append(Place(cluster.at_node(host, node.name), there, todo, job))
+            places.append(Place(there, todo, job and replace(job, node=node.name)))
     best = min(places, key=lambda at: len(at.todo.cells) + len(at.todo.gates), default=None)
     if best and (best.job is None or best.todo.reused or request.kind == "screen" or len(probe.nodes) == 1):
         chosen = best
     else:
-        chosen = Place(host, probe, *plan_missing(store, request, sides, probe, followed))
+        chosen = Place(probe, *plan_missing(store, request, sides, probe, followed))
     if chosen.job:
         device = device_of(sides[0], best.probe if best else probe).id
         cluster.refuse_short(store, host, chosen.job, device)

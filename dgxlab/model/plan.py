@@ -14,7 +14,7 @@ from dgxlab.model.wire import LATER, JsonHooks, digest
 PROTOCOL = 3  # of plan, journal and agent together; results of another protocol are measured again
 WAIT_S = 3600.0  # how long a job waits for its devices unless it is told otherwise
 SESSIONS = ("ab", "screen", "noise")  # kinds of plan that hold chains
-_UNIDENTIFYING = ("job_id", "wait_s", "specs", "diffs")  # fields of a plan that do not identify the work
+_UNIDENTIFYING = ("job_id", "wait_s", "specs", "diffs", "node")  # fields of a plan that do not identify the work
 
 
 @dataclass(frozen=True)
@@ -286,6 +286,8 @@ class Plan:
     specs: tuple[Mapping[str, Any], ...] = field(default=(), metadata=LATER)
     # by arm, the changes of its checkout over the pin, as `git diff` prints them: its commit is on no other machine
     diffs: Mapping[str, str] = field(default_factory=dict, metadata=LATER)
+    # the one node of a cluster that must run it, whose results it completes or whose noise floors it has; "" for any
+    node: str = field(default="", metadata=LATER)
 
     @property
     def subject(self) -> str:
