@@ -10,6 +10,9 @@ from typing import Any
 SHARED = ("builds", "work", "models", "tools", "agents", "leftovers")
 """Kinds of items that several jobs may use."""
 
+SLURMS_WORD = "slurm.end"
+"""File of a job that ended without a final status, with what Slurm says of it."""
+
 LIVE = ("queued", "running")
 """States of a job that was started and has not ended."""
 

@@ -33,7 +33,7 @@ from dgxlab.agent.facts import boot_id
 from dgxlab.agent.files import sha256
 from dgxlab.agent.lock import TRIES, in_place, lock
 from dgxlab.errors import AGAIN, JobLost, RemoteError, UsageError, one_line
-from dgxlab.replies import LIVE, Status, final_status, sealed
+from dgxlab.replies import LIVE, SLURMS_WORD, Status, final_status, sealed
 
 _STAGED = ("plan.json", "agent.pyz")
 """Files of a staged job; MANIFEST has their digests."""
@@ -169,7 +169,7 @@ class Job:
 
     def _by_slurm(self, watched: slurm.Watched, begun: bool, size: int) -> Status | None:
         """Return the state of a job without a final status as Slurm knows it; None if the job has ended with one."""
-        word = self.folder / "slurm.end"  # Slurm forgets, and need not be asked again
+        word = self.folder / SLURMS_WORD  # Slurm forgets, and need not be asked again
         there = None
         if not word.exists():
             try:
@@ -315,7 +315,7 @@ class Job:
 
     def _files(self) -> list[Path]:
         """Return the files that are evidence of results; rc is first, because the journal is checked against it."""
-        paths = [self.rc, self.plan, self.journal, self.folder / "agent.err"]
+        paths = [self.rc, self.plan, self.journal, self.folder / "agent.err", self.folder / SLURMS_WORD]
         paths += [*sorted(self.folder.glob("*.log")), *sorted(self.raw.glob("*"))]
         return [path for path in paths if path.exists() and stat.S_ISREG(path.lstat().st_mode)]
 

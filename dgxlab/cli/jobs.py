@@ -69,10 +69,12 @@ def jobs(
             "age_s": age_s,
             "on_host": on_host.state if on_host else "absent",
             "recorded": ("rejected" if job.rejected else job.state) if job else "not here",
+            "why": (job and job.error) or (on_host.slurm if on_host else ""),
         }
         rows.append(row)
         shown = {**row, "age": duration(age_s)}  # the job's id has its name already
-        texts.append({column: str(shown[column]) for column in ("job", "host", "kind", "age", "on_host", "recorded")})
+        columns = ("job", "host", "kind", "age", "on_host", "recorded", "why")
+        texts.append({column: str(shown[column]) for column in columns})
     out.result(rows, lambda: clean(table(texts)) if texts else "no jobs")
 
 

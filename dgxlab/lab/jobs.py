@@ -85,10 +85,12 @@ def follow(lab: Lab, host: Host, job_id: str, watch: Watch) -> DgxlabError | Non
         if job.ended:
             return _ending(host, job)
         _check_plan(job)
-        if job.state == "lost" and retry.again_if_known(host, partial(host.status, job_id), noted(watch)).state in LIVE:
-            with lab.store.transaction():  # a job believed lost is running: delete its verdicts
-                lab.store.update_job(job_id, state="running")
-                judgement.record(lab.store, job_id)
+        if job.state == "lost":
+            there = retry.again_if_known(host, partial(host.status, job_id), noted(watch))
+            if there.state in (*LIVE, "done"):
+                with lab.store.transaction():  # it was believed lost: delete its verdicts, and what Slurm said
+                    lab.store.update_job(job_id, state="running", error="")
+                    judgement.record(lab.store, job_id)
         progress = Progress(lab.store, lab.store.job(job_id), watch)
         while status is None or status.state in LIVE:  # as when it starts after following began
             for piece in retry.follow(host, job_id, lab.store.job(job_id).journal_bytes, noted(watch)):
@@ -109,7 +111,7 @@ def conclude(lab: Lab, host: Host, status: JobStatus, watch: Watch) -> DgxlabErr
     if status.state == "staged" or (status.state == "absent" and _may_come(lab.store.job(job_id))):
         raise _not_yet(host, job_id)
     done = status.state == "done" and rc is not None
-    job = record_end(lab.store, job_id, rc if done else None)
+    job = record_end(lab.store, job_id, rc if done else None, status.slurm)
     if done or status.state == "lost":
         raw.fetch_small(lab, host, job_id, watch)
     if done:
@@ -124,9 +126,9 @@ def conclude(lab: Lab, host: Host, status: JobStatus, watch: Watch) -> DgxlabErr
     raise JobLost(f"job {job_id} was lost: {why}", next=AGAIN)
 
 
-def record_end(store: Store, job_id: str, rc: Mapping[str, Any] | None) -> Job:
-    """Record how a job ended, and its verdicts. `rc` is its final status; None records it as lost."""
-    ending: dict[str, Any] = {}
+def record_end(store: Store, job_id: str, rc: Mapping[str, Any] | None, slurm: str = "") -> Job:
+    """Record how a job ended, and its verdicts. `rc` is its final status; None records it as lost, for Slurm's word."""
+    ending: dict[str, Any] = {"error": slurm and f"Slurm says {slurm}"}
     if rc is not None:
         ending = {"exit_code": rc["exit_code"], "error": rc.get("message", ""), "next": rc.get("next", "")}
     with store.transaction():

@@ -25,7 +25,7 @@ from dgxlab.errors import CheckFailed, DgxlabError, UsageError, command
 from dgxlab.lab import Lab, Watch, noted
 from dgxlab.model import GateStep, about, events, from_json
 from dgxlab.model.parts import FinalStatus
-from dgxlab.replies import final_status
+from dgxlab.replies import SLURMS_WORD, final_status
 from dgxlab.store import Job, Store
 from dgxlab.transport import retry
 from dgxlab.transport.host import JOB_ID, Host
@@ -44,6 +44,7 @@ _WHOLE_JOB = {
     "plan.json": "the plan",
     "journal.jsonl": "every event",
     "rc": "the final status",
+    SLURMS_WORD: "what Slurm says of its end",
     "agent.err": "the agent's stderr",
     "raw/telemetry-host.jsonl": "the host's condition, twice a second",
     "raw/telemetry-gpu.csv": "the GPUs' condition, twice a second",

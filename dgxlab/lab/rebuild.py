@@ -15,13 +15,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from dgxlab import __version__, audit
-from dgxlab.errors import CheckFailed, DgxlabError, HostError, JobLost, SpecError, command
+from dgxlab.errors import CheckFailed, DgxlabError, HostError, JobLost, SpecError, command, one_line
 from dgxlab.ingest import ingest
 from dgxlab.lab import Lab, Watch, noted, raw
 from dgxlab.lab.jobs import adopt, follow, record_end
 from dgxlab.lab.raw import SUFFIX, content, listing, read_final_status
 from dgxlab.model import events
-from dgxlab.replies import LIVE
+from dgxlab.replies import LIVE, SLURMS_WORD
 from dgxlab.store import Damaged, Store, copies
 from dgxlab.transport import retry
 from dgxlab.transport.host import Host, read_plan
@@ -124,6 +124,7 @@ def _from_archive(lab: Lab, job_id: str, path: Path, watch: Watch) -> None:
     text, journal = content(path, "plan.json"), content(path, "journal.jsonl")
     try:
         plan, rc = read_plan(json.loads(text)), read_final_status(content(path, "rc")) if "rc" in files else None
+        word = content(path, SLURMS_WORD) if SLURMS_WORD in files else b""
         if plan.specs:
             host = str(plan.specs[0]["host"])
         else:  # the plan lacks the client's name of the host: use the host's own name
@@ -138,7 +139,7 @@ def _from_archive(lab: Lab, job_id: str, path: Path, watch: Watch) -> None:
     with lab.store.transaction():
         lab.store.intend(plan, host, __version__, staged=text.decode())
         ingest(lab.store, job_id, journal.splitlines(keepends=True))
-        record_end(lab.store, job_id, rc)
+        record_end(lab.store, job_id, rc, one_line(word.decode(errors="replace"), 300))
         _credit(lab, job_id)
         raw.archive(lab, lab.store.job(job_id), None, watch)
 

@@ -107,7 +107,7 @@ def test_jobs_that_another_record_knows(measured: Project, tmp_path: Path, hold:
     assert (row["on_host"], row["recorded"], row["name"], row["kind"]) == ("running", "not here", "slow", "run")
     assert 0 <= row["age_s"] < 60
     header, *lines = measured.run("jobs").out.splitlines()
-    assert header.split() == ["job", "host", "kind", "age", "on_host", "recorded"]
+    assert header.split() == ["job", "host", "kind", "age", "on_host", "recorded", "why"]
     (line,) = [line.split() for line in lines if line.startswith(job)]
     assert (line[:3], line[-3:]) == ([job, "local", "run"], ["running", "not", "here"])
     for command in ("attach", "cancel"):

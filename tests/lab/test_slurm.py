@@ -17,11 +17,16 @@ from dgxlab.errors import BuildFailed, JobLost, RemoteError, SpecError
 from dgxlab.lab import cluster as clusters
 from dgxlab.lab.doctor import check_host
 from dgxlab.lab.jobs import follow
+from dgxlab.lab.missing import place
+from dgxlab.lab.provision import probe_for
+from dgxlab.lab.rebuild import rebuild
+from dgxlab.lab.request import Request
 from dgxlab.lab.session import Outcome
 from dgxlab.model import HostEntry, Session
 from dgxlab.model import Slurm as Submission
+from dgxlab.store import Store
 from dgxlab.transport.host import Host, Node
-from tests import machines
+from tests import machines, toy
 from tests.lab.conftest import ToyLab, kinds, notes, quiet
 from tests.slurm import Slurm, slurm
 
@@ -114,6 +119,24 @@ def test_what_one_node_measured_is_not_up_to_date_on_another(go: Go) -> None:
     assert second.device != first.device
 
 
+def test_what_completes_a_node_runs_on_that_node(go: Go) -> None:
+    """Also where another client submits it: its plan names the node, node2, which no job is given first."""
+    lab = go()
+    assert lab.host.entry.slurm
+    there = lab.host.at(replace(lab.host.entry.slurm, nodelist="node2"))
+    at_node2 = replace(lab, lab=replace(lab.lab, connect=lambda name: there), host=there)
+    part, _ = at_node2.run_well(lab.experiment(bench=(toy.backend_ops(),)))
+    request = Request("run", lab.experiment(bench=(toy.backend_ops(), toy.llama_bench())))
+    sides = [lab.side(request.experiment)]
+    at = place(lab.lab.store, lab.host, request, sides, probe_for(lab.host, *sides), "")
+    assert at.job
+    assert (at.job.node, at.todo.reused) == ("node2", part.planned)
+    lab.lab.store.intend(at.job, lab.host.name, "")  # the client dies before it submits the job
+    outcome, _ = lab.run_well(request.experiment)
+    assert (outcome.job_id, outcome.reused) == (at.job.job_id, at.todo.planned)
+    assert outcome.device == part.device
+
+
 def test_a_lost_answer_finds_the_job_by_its_name(go: Go, cluster: Slurm) -> None:
     lab = go()
     job_id = slow(lab)
@@ -152,29 +175,29 @@ def test_cancel_ends_a_running_job_and_keeps_what_it_measured(go: Go, cluster: S
     assert 0 < outcome.reused < outcome.planned
 
 
-@pytest.mark.parametrize("how", ["scancel", "preempted", "limit", "killed", "down"])
+@pytest.mark.parametrize("how", ["CANCELLED", "PREEMPTED", "TIMEOUT", "FAILED", "NODE_FAIL"])
 def test_a_job_that_slurm_ends_says_why_and_the_next_does_what_is_missing(go: Go, cluster: Slurm, how: str) -> None:
     lab = go(nodelist="node1")
     job_id = slow(lab)
     number = number_of(cluster, job_id)
-    if how == "scancel":
+    if how == "CANCELLED":
         cluster.tell("scancel", number)
-        assert "CANCELLED" in ended(lab, job_id)
-    elif how == "preempted":
+        assert how in ended(lab, job_id)
+    elif how == "PREEMPTED":
         cluster.tell(*BUSY, "--partition=urgent", "--nodelist=node1", "--time=1")
-        assert "PREEMPTED" in ended(lab, job_id)
+        assert how in ended(lab, job_id)
         cluster.tell("scancel", "--name=other")
-    elif how == "limit":
+    elif how == "TIMEOUT":
         cluster.tell("scontrol", "update", f"jobid={number}", "timelimit=1")
         cluster.tell("scancel", "--batch", "--signal=TERM", number)  # which Slurm sends a minute before the limit
-        assert "TIMEOUT" in ended(lab, job_id)
-    elif how == "down":
+        assert how in ended(lab, job_id)
+    elif how == "NODE_FAIL":
         cluster.kill("node1")
         try:
             # in this order: a job that ends before its node is down has FAILED
             cluster.tell("scontrol", "update", "nodename=node1", "state=down", "reason=test")
             lab.kill(job_id)
-            assert "NODE_FAIL" in ended(lab, job_id)
+            assert how in ended(lab, job_id)
         finally:
             cluster.start("node1")
             cluster.wait_up()
@@ -182,8 +205,9 @@ def test_a_job_that_slurm_ends_says_why_and_the_next_does_what_is_missing(go: Go
         with pytest.raises(subprocess.CalledProcessError):
             cluster.tell("scontrol", "requeue", number)
         lab.kill(job_id)
-        assert "FAILED" in ended(lab, job_id)
+        assert how in ended(lab, job_id)
     outcome = rerun(lab)
+    assert how in lab.lab.store.job(job_id).error
     assert outcome.measured > 0
     assert outcome.reused > 0
     assert outcome.measured + outcome.reused == outcome.planned
@@ -206,6 +230,12 @@ def test_slurm_says_what_an_agent_cannot(go: Go, cluster: Slurm) -> None:
     assert ended(lab, job_id).startswith("TIMEOUT (TimeLimit), Slurm job ")
     with pytest.raises(JobLost, match=r"Slurm on local says TIMEOUT \(TimeLimit\)"):
         follow(lab.lab, lab.host, job_id, quiet)
+    (recorded,) = lab.lab.store.rows("SELECT state, error FROM jobs")
+    assert recorded["state"] == "lost"
+    assert recorded["error"].startswith("Slurm says TIMEOUT (TimeLimit), Slurm job ")
+    with Store.open(lab.folder / "again.db") as again:  # from the archive of its files alone
+        rebuild(replace(lab.lab, store=again), [], quiet)
+        assert again.rows("SELECT state, error FROM jobs") == [recorded]
 
 
 @pytest.mark.cgroups
