@@ -175,7 +175,7 @@ PAIRS = [
     ("h200-nvfp4-moe", "h200-nvfp4-moe-speed"),
     ("h200-nvfp4-moe", "h200-nvfp4-moe-on"),
     ("spark-gdn-bf16", "spark-gdn-bf16-on"),
-    ("h200-gdn", "h200-gdn-conv-on"),
+    ("h200-gdn-conv", "h200-gdn-conv-on"),
 ]
 
 
