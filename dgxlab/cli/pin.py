@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from dgxlab.lab.upgrade import Upgrade
 
 
+_UNCOMPILED = {
+    "some": "its CUDA files were not compiled, as GGML_CUDA is off",
+    "all": "it has CUDA files alone, and as GGML_CUDA is off, nothing of it was tried",
+}
+
+
 class _Pins(Group):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         return super().resolve_command(ctx, args if args[0] in self.commands else ["id", *args])
@@ -97,7 +103,7 @@ def check(
             rows.append(row)
             out.note(": ".join(filter(None, [row.series or "stock", row.reason or "checked"])))
     out.result({"pin": pin, "from": spec.pin, "rows": rows}, lambda: _table(rows), outcomes=True)
-    if bad := [row for row in rows if not (row.applies and row.builds and row.passed)]:
+    if bad := [row for row in rows if not row.well]:
         message = f"not everything is well on pin {pin[:12]}: {', '.join(row.series or 'stock' for row in bad)}"
         raise CheckFailed(message, next=bad[0].next)
 
@@ -119,5 +125,5 @@ def _table(rows: Sequence[Upgrade]) -> str:
         notes += [f"{name}: {text}" for text in shown_verdicts(row.verdicts)]
         notes += [f"{name}: {row.reason}{f'; next: {row.next}' if row.next else ''}"] if row.reason else []
         notes += [f"{name}: {problem}" for problem in row.problems]
-        notes += [f"{name}: its CUDA files were not compiled, as GGML_CUDA is off"] if row.uncompiled else []
+        notes += [f"{name}: {_UNCOMPILED[row.uncompiled]}"] if row.uncompiled else []
     return "\n".join([table(shown), *([""] if notes else []), *notes])

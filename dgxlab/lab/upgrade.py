@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from dgxlab import series
 from dgxlab.errors import ConditionsError, DgxlabError, PatchError, SpecError
@@ -32,7 +33,12 @@ class Upgrade:
     reason: str = ""  # why a column is empty or says no
     next: str = ""  # the command that helps
     problems: tuple[str, ...] = ()  # of a series that applies, as `series.check` finds them
-    uncompiled: bool = False  # it changes CUDA files, and the experiment builds none
+    uncompiled: Literal["", "some", "all"] = ""  # which of its files are CUDA files that the experiment does not build
+
+    @property
+    def well(self) -> bool:
+        """Whether it applies, and passed everything that the experiment can try of it."""
+        return self.applies and (self.uncompiled == "all" or bool(self.builds and self.passed))
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,8 @@ class Check:
 
         A row has the parity gates of the experiment, and of the operations that those of `others` that apply the series
         have gates for; the row of stock has those of all rows. An operation that the patched C sources do not name is
-        left out: another series brings it.
+        left out: another series brings it. A series of CUDA files alone is not built where the experiment builds none:
+        it would be stock.
 
         Raises:
             DgxlabError: for an error that does not lie in what is built.
@@ -71,13 +78,24 @@ class Check:
                 mend = port if isinstance(error, PatchError) else error.next
                 yield Upgrade(name, applies=False, reason=error.message, next=mend)
                 continue
+            problems = tuple(series.check(root, name, lab.cache, self.pin)) if name else ()
+            row = Upgrade(name, applies=True, problems=problems, uncompiled=self._uncompiled(root, name))
+            if row.uncompiled == "all":
+                yield row
+                continue
             grep = partial(lab.cache.git.attempt, "grep", "--quiet", "--word-regexp", "--fixed-strings")
             known = [op for op in sorted(ops[name]) if grep(op, commit, "--", "*.c", "*.cpp").rc == 0]
-            row = self._row(lab, name, known, watch)
-            problems = series.check(root, name, lab.cache, self.pin) if name else ()
-            yield replace(row, problems=tuple(problems))
+            yield self._tried(lab, row, known, watch)
 
-    def _row(self, lab: Lab, name: str, ops: Sequence[str], watch: Watch) -> Upgrade:
+    def _uncompiled(self, root: Path, name: str) -> Literal["", "some", "all"]:
+        if not name or self.experiment.cmake.get("GGML_CUDA") == "ON":
+            return ""
+        cuda = [path.endswith(CUDA_FILES) for path in series.read(root, name, self.pin).paths]
+        return "all" if all(cuda) else "some" if any(cuda) else ""
+
+    def _tried(self, lab: Lab, row: Upgrade, ops: Sequence[str], watch: Watch) -> Upgrade:
+        """Return the row with what the build, the gates and the screen gave."""
+        name = row.series
         old = replace(gated(self.experiment), series=tuple(filter(None, [name])))
         gates = [gate for gate in old.gates if isinstance(gate, ParityGate)]
         others = [op for op in ops if op not in {gate.op for gate in gates}] if gates else []
@@ -85,10 +103,7 @@ class Check:
         short = f"{old.name[:40]}-{name or 'stock'}"[:55]
         old = replace(old, gates=(*gates, *more), name=short)
         new = replace(old, pin=self.pin, sources=tuple(self.sources), name=f"{short}-new")
-        row = self._gated(lab, Upgrade(name, applies=True), new, watch)
-        if name and new.cmake.get("GGML_CUDA") != "ON":
-            touched = series.read(Path(new.root), name, self.pin).paths
-            row = replace(row, uncompiled=any(path.endswith(CUDA_FILES) for path in touched))
+        row = self._gated(lab, row, new, watch)
         if not (row.passed and self.screen and new.bench):
             return row
         try:  # the gates have just passed, and the pins have different cases

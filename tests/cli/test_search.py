@@ -148,6 +148,10 @@ def test_a_new_pin_is_tried_with_every_series(many: Project) -> None:
     spec(many, "plain", plain)
     gate = "gates: [{backend-ops: {op: ADDED, backend: CPU}}]\n"
     spec(many, "added", f"extends: toy.yaml\nseries: [many, other]\n{gate}")
+    for file in ("kernels/alone.cuh", "patches/alone/series"):
+        (many.folder / file).parent.mkdir(parents=True, exist_ok=True)
+    (many.folder / "kernels/alone.cuh").write_text("#error never compiled\n")
+    (many.folder / "patches/alone/series").write_text("overlay kernels/alone.cuh ggml/alone.cuh\n")
     later = many.machine.later
     ran = many.run("pin", "check", later[:12], "--like", "plain")
     assert (ran.rc, ran.next) == (11, f"dgxlab patch refresh many --pin {later} --beside")
@@ -155,6 +159,8 @@ def test_a_new_pin_is_tried_with_every_series(many: Project) -> None:
     counts = "MUL_MAT 4/4, 1 unsupported"
     assert [counts in rows[name] for name in ("stock", "many", "other")] == [True, False, True]
     assert "many: series many: toy-break.patch does not apply" in ran.out
+    assert rows["alone"].split() == ["alone", "yes", "-", "-", "-"]  # it would be stock
+    assert ran.error == f"not everything is well on pin {later[:12]}: many"
     assert "next: dgxlab noise" in ran.out  # without a noise floor nothing can be screened
     many.ok("noise", "plain")
     as_json = many.json("pin", "check", later, "other", "--like", "plain")
