@@ -155,8 +155,20 @@ def least_s(store: Store, job: Plan, device: str) -> float:
 
 
 def expected(store: Store, job: Plan, device: str) -> dict[str, float | None]:
-    """Return how long each step of a job took when it last ran on a device, in seconds; None if it never did."""
-    return {step.id: _step_s(store, job, step, device) for step in job.steps}
+    """Return how long each step of a job took when it last ran on a device, in seconds; None if it never did.
+
+    A build or a model that an earlier step of the job makes takes 0.
+    """
+    times: dict[str, float | None] = {}
+    made: set[str] = set()
+    for step in job.steps:
+        product = step.path if isinstance(step, ModelStep) else step.id
+        if isinstance(step, BuildStep):
+            arm = job.arm(step.arm)
+            product = f"{arm.source.tree} {canonical(arm.cmake)}"
+        times[step.id] = 0.0 if product in made else _step_s(store, job, step, device)
+        made.add(product)
+    return times
 
 
 def _step_s(store: Store, job: Plan, step: Step, device: str) -> float | None:

@@ -42,6 +42,16 @@ def test_a_gate_takes_as_long_as_it_did_and_a_new_one_as_long_as_one_of_its_op(t
     assert (times["gate:0"], times["gate:1"]) == (took["known"], took["other"])
 
 
+def test_what_both_arms_need_is_made_once(toy_lab: ToyLab) -> None:
+    toy_lab.run_well()
+    store = toy_lab.lab.store
+    sides = [toy_lab.side(toy_lab.experiment(name=name)) for name in ("toy", "other")]
+    job = plan.make_ab(sides[0].experiment, sides[1].experiment, (sides[0].source, sides[1].source), job_id="j")
+    times = expected(store, job, store.rows("SELECT device_id FROM arms")[0]["device_id"])
+    assert times["build:toy"] != 0
+    assert times["build:other"] == 0
+
+
 def test_who_joins_later_is_told_too(toy_lab: ToyLab) -> None:
     job = toy_lab.submit(toy_lab.slow())
     seen: list[Event] = []
