@@ -175,6 +175,8 @@ def told(store: Store, try_id: str) -> Mapping[str, Any]:
         shown[-1:] or ("",),
     )
     gates = store.rows("SELECT * FROM gate_list WHERE job_id = ? ORDER BY at, key", shown[-1:] or ("",))
+    built = "SELECT arm, build_id, reused, seconds FROM arms WHERE job_id = ? ORDER BY rowid"
+    builds = store.rows(built, shown[:1] or ("",))  # later stages reuse those of the first
     hidden = [verdict["verdict"] for verdict in store.verdicts(jobs[HELD_OUT].job_id)] if HELD_OUT in jobs else []
     return {
         **{name: row[name] for name in ("try_id", "number", "baseline", "host", "because", "pin", "tree", "parent")},
@@ -183,6 +185,7 @@ def told(store: Store, try_id: str) -> Mapping[str, Any]:
         "cells": cells,
         "regressed": [cell["cell"] for cell in cells if cell["verdict"] == "slower"],
         "gates": [{"gate": gate_name(row), "arm": row["arm"], "status": row["status"]} for row in gates],
+        "builds": [{**row, "reused": bool(row["reused"])} for row in builds],
         "held_out": {"cells": len(hidden), "slower": hidden.count("slower")} if hidden else None,
         "sessions": shown,
     }

@@ -72,6 +72,7 @@ def test_a_faster_change_is_promoted_and_is_the_next_reference(loop: Loop) -> No
     assert cell["ci_low"] < cell["effect"] < cell["ci_high"]
     assert first["p"] < first["level"] < first["wealth"] == 0.01
     assert {gate["status"] for gate in first["gates"]} == {"passed"}
+    assert [build["reused"] for build in first["builds"]] == [True, False]  # the noise session built the baseline
     assert first["held_out"] == {"cells": 1, "slower": 0}
     assert "pp32" not in json.dumps(first)
     kinds = [row["kind"] for row in loop.project.json("sessions")]
