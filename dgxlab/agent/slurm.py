@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dgxlab.agent.boot import settle
-from dgxlab.agent.environment import JOB, PATIENCE_S, Root, settings
+from dgxlab.agent.environment import JOB, PATIENCE_S, Root, ask, settings
 from dgxlab.errors import AGAIN, RemoteError, one_line
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ _TAKES_JOBS = ("idle", "plnd", "mix", "comp", "alloc")
 _OPTIONS = re.compile("(SBATCH|SRUN|SQUEUE|SINFO|SACCT|SCANCEL|SLURM)_(?!CONF|JWT)")
 """Variables that are options to Slurm's programs: what the login sets for its user must not change a job."""
 _DRY = "#!/bin/sh\n:\n"
+_APART = "lock-not-seen"
+"""Printed on a node that can take a lock which this machine holds."""
 
 
 class Silent(RemoteError):
@@ -227,24 +229,38 @@ def examine(root: Root) -> Iterator[tuple[str, str, str]]:
     yield ("nodes", "ok" if there else "missing", f"{len(there)} take jobs, {idle} of them idle")
     tried = _run("sbatch", "--test-only", *_options("dgxlab-doctor"), stdin=_DRY)
     yield ("submit", "missing" if tried.returncode else "ok", _said(tried).removeprefix("sbatch: "))
-    known = _run("sacct", "--noheader", "--allocations", "--starttime=now")
-    none = f"cannot be asked ({_said(known)}): how a job ended is known only for a while after its end"
-    yield ("sacct", "note", none) if known.returncode else ("sacct", "ok", "can be asked how a job ended")
+    try:
+        known = _run("sacct", "--noheader", "--allocations", "--starttime=now")
+        why = _said(known) if known.returncode else ""
+    except Silent as silent:
+        why = silent.message
+    none = f"cannot be asked ({why}): how a job ended is known only for a while after its end"
+    yield ("sacct", "note", none) if why else ("sacct", "ok", "can be asked how a job ended")
     if tried.returncode == 0:
         yield from _on_a_node(root)
 
 
 def _on_a_node(root: Root) -> Iterator[tuple[str, str, str]]:
-    """Look at the root from a node, where one is free now."""
+    """Look at the root, and at a lock of this machine, from a node, where one is free now."""
     agent = shlex.join([sys.executable, "-ES", str(Path(sys.argv[0])), "node", str(root.path)])
     options = [word for word in settings().slurm or () if not word.startswith("--time=")]
     words = ("--immediate=10", "--time=1", "--nodes=1", "--ntasks=1", "--quiet", "--chdir=/", *options)
-    ran = _run("srun", *words, "sh", "-c", agent, patience_s=3 * PATIENCE_S)
+    with (root.path / "doctor.lock").open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:  # the probe says so
+            return
+        look = f"flock --nonblock {shlex.quote(file.name)} echo {_APART}; {agent}"
+        ran = _run("srun", *words, "sh", "-c", look, patience_s=3 * PATIENCE_S)
     if ran.returncode == 0 and ran.stdout.strip():
-        facts = json.loads(ran.stdout.splitlines()[-1])
+        lines = ran.stdout.splitlines()
+        facts = json.loads(lines[-1])
         nvcc = facts["toolchain"]["nvcc"] or "no nvcc"
         gpus = ", ".join(gpu["name"] or "?" for gpu in facts["details"]["gpus"]) or "no GPU"
-        yield "root", "ok", f"{root.path} is shared with node {facts['details']['slurm']['node']}"
+        (kind,) = ask([["stat", "--file-system", "--format=%T", str(root.path)]])
+        shared = f"{root.path} ({kind.text.strip()}) is shared with node {facts['details']['slurm']['node']}"
+        apart = f"{shared}, but its locks are not: two nodes would build in one folder at once"
+        yield ("root", "missing", apart) if _APART in lines else ("root", "ok", f"{shared}, and so are its locks")
         yield "node", "ok", f"{facts['toolchain']['cxx'] or 'no C++ compiler'}; {nvcc}; {gpus}"
     elif "mmediate" in ran.stderr or "Unable to allocate" in ran.stderr:
         yield "node", "note", f"none is free now, so none was looked at: {_said(ran)}"

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dgxlab.agent.slurm import granted
+from dgxlab.agent.slurm import granted, look
 from dgxlab.errors import BuildFailed, JobLost, RemoteError, SpecError
 from dgxlab.lab import cluster as clusters
 from dgxlab.lab.doctor import check_host
@@ -318,6 +319,51 @@ def test_a_login_node_without_slurm(go: Go, tmp_path: Path) -> None:
             lab.host.probe()
 
 
+SACCT = """#!/bin/sh
+case "$*" in
+    "--noheader --allocations --starttime=now") ;;
+    "--allocations --noheader --parsable2 --user=0 --name=forgotten --starttime=now-30days --format=JobIDRaw,State,"*)
+        echo "41|CANCELLED by 0|None|Unknown|None assigned"
+        echo "42|NODE_FAIL|None|2026-11-26T10:02:33|node1" ;;
+    *) echo "sacct was asked something new: $*" >&2; exit 2 ;;
+esac
+"""  # in the form that sacct's manual gives: its database is on no test machine
+
+
+def test_sacct_is_asked_what_squeue_has_forgotten(go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = go()
+    assert look("forgotten") is None  # the real one, without its database
+    machines.script(tmp_path / "bin" / "sacct", SACCT)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    assert str(look("forgotten")) == "CANCELLED, Slurm job 41"
+    assert {finding.name: finding.state for finding in check_host(lab.host)}["sacct"] == "ok"
+
+
+def test_a_user_without_sacct(go: Go, tmp_path: Path) -> None:
+    """The doctor notes it, and nothing else is the worse for it."""
+    lab = go()
+    bare = machines.programs(tmp_path / "bare", "git", "cc", "c++", "sbatch", "squeue", "sinfo", "srun")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", str(bare))
+        assert look("forgotten") is None
+        said = {finding.name: finding for finding in check_host(lab.host)}
+    assert said["sacct"].state == "note"
+    assert "there is no sacct on local" in said["sacct"].text
+    assert said["node"].state == "ok"
+
+
+def test_programs_of_slurm_that_print_a_banner(go: Go, tmp_path: Path) -> None:
+    for name in ("sbatch", "squeue", "sinfo", "scontrol", "srun"):
+        text = f'#!/bin/sh\necho "*** welcome | to the cluster ***"\nexec {shutil.which(name)} "$@"\n'
+        machines.script(tmp_path / "bin" / name, text)
+    lab = go()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+        outcome, _ = lab.run_well()
+        assert outcome.measured == outcome.planned
+        assert not [finding for finding in check_host(lab.host) if finding.state == "missing"]
+
+
 def test_results_of_a_part_of_a_node_are_not_completed(go: Go) -> None:
     """The next job may have other GPUs of it."""
     lab = go()
@@ -385,8 +431,19 @@ def test_the_doctor_looks_at_the_cluster(go: Go) -> None:
     assert said["nodes"].text == "2 take jobs, 2 of them idle"
     assert "to start at" in said["submit"].text
     assert said["sacct"].state == "note"
-    assert re.search(r"is shared with node node[12]$", said["root"].text)
+    assert re.search(r" \(\S+\) is shared with node node[12], and so are its locks$", said["root"].text)
     assert said["node"].state == "ok"
+
+
+def test_the_doctor_finds_locks_that_do_not_reach_a_node(go: Go, tmp_path: Path) -> None:
+    """As on NFS that is mounted with local_lock: the node can take what is locked here."""
+    machines.script(tmp_path / "bin" / "flock", '#!/bin/sh\nshift 2; exec "$@"\n')
+    lab = go()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+        said = {finding.name: finding for finding in check_host(lab.host)}
+    assert said["root"].state == "missing"
+    assert "but its locks are not" in said["root"].text
 
 
 @pytest.mark.parametrize(("named", "indices"), [("1", ["1"]), ("GPU-a", ["0"]), ("NoDevFiles", []), ("", ["0", "1"])])
