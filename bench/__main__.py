@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from bench.commands import completion, edit, help_page, plan10k, try_again, try_overhead, up_to_date, verdicts
 from bench.figure import Figure, Others, described
-from bench.fleets import fleet_coverage, fleet_report, many_jobs
+from bench.fleets import cluster_start, cluster_up_to_date, fleet_coverage, fleet_report, many_jobs
 from bench.jobs import agent, followed, memory, over_distance, over_ssh, stage
 from bench.loops import loop_false, loop_fdr, loop_power, loop_power_quiet, loop_screens
 from bench.noises import alternating, families, half_widths, noises, promotions
@@ -58,6 +58,8 @@ FIGURES: Mapping[str, Callable[[bool], Figure]] = {
     "fleet_coverage": fleet_coverage,
     "fleet_report": fleet_report,
     "many_jobs": many_jobs,
+    "cluster_up_to_date": cluster_up_to_date,
+    "cluster_start": cluster_start,
     **{each.__name__: each for each in (loop_false, loop_fdr, loop_power, loop_power_quiet, loop_screens)},
 }
 

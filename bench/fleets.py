@@ -1,15 +1,19 @@
-"""Figures of fleets: the level of the verdict over devices, the report of a large fleet, many jobs through Slurm."""
+"""Figures of fleets and clusters: the verdict over devices, the report of a large fleet, jobs through Slurm."""
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from statistics import median
 
 from bench.figure import Figure, figure, rate_error
 from bench.jobs import peak_mb
@@ -20,7 +24,7 @@ from dgxlab.store import Store
 from dgxlab.tools import BackendOpsBench
 from tests.journals import source
 from tests.report.worlds import GPU, H200, Session, h200, numbers
-from tests.slurm import slurm
+from tests.slurm import Slurm, slurm
 
 DEVICES = (4, 8, 16, 64)
 BETWEEN = 0.05
@@ -78,6 +82,45 @@ def fleet_report(quick: bool) -> Figure:
     return figure("fleet_report", f"report of {members:,} devices, 20 cells each", walls, "s", 3.0)
 
 
+ONE_CELL = ({"llama-bench": {"model": "m", "n_prompt": 16}},)
+
+
+@contextmanager
+def _login(*names: str) -> Iterator[tuple[Far, Slurm]]:
+    """Yield the login node of a cluster, a host over ssh with each of these names, and the cluster."""
+    with tempfile.TemporaryDirectory(prefix="dgxlab-bench-") as name, slurm(Path(name) / "slurm") as cluster:  # noqa: SIM117
+        with far(env=cluster.env) as there:
+            entry = f"{{ssh: box, python: {sys.executable}, slurm: {{partition: gpu}}}}"
+            there.here.hosts.write_text("".join(f"{each}: {entry}\n" for each in names))
+            yield there, cluster
+
+
+def cluster_up_to_date(quick: bool) -> Figure:
+    """Time `dgxlab run` on a cluster over ssh, of an experiment that has nothing left to measure."""
+    with _login("login") as (there, _):
+        again = there.here.command("run", there.here.spec("toy"), "--host", "login")
+        walls = [again() for _ in range(4 if quick else 11)][2:]
+    return figure("cluster_up_to_date", "dgxlab run on a cluster over ssh, everything up to date", walls, "s", 2.0)
+
+
+def cluster_start(quick: bool) -> Figure:
+    """Time a job from before sbatch to the agent's first step, minus what srun takes to start a program."""
+    ours, theirs = [], []
+    with _login("login") as (there, cluster):
+        run = there.here.command("run", there.here.spec("toy", ONE_CELL, gates=[]), "--host", "login", "--again")
+        for _ in range(2 if quick else 9):
+            run()
+            begin = time.time()
+            theirs.append(float(cluster.tell("srun", "--partition=gpu", "date", "+%s.%N")) - begin)
+        for folder in there.root.glob("jobs/*"):
+            events = map(json.loads, (folder / "journal.jsonl").read_text().splitlines())
+            first = next(event["t"] for event in events if event["event"] == "step")
+            ours.append(first - (folder / "slurm.json").stat().st_mtime)  # which is written just before sbatch
+    more = [job - median(theirs) for job in ours]
+    what = "from sbatch to the agent's first step, beyond srun's own start"
+    return figure("cluster_start", what, more, "s", 1.0, job=ours, srun=theirs)
+
+
 CROWD, AT_ONCE = 200, 20
 """Experiments of a sweep through Slurm, and how many of them one client follows at a time."""
 
@@ -88,18 +131,14 @@ def many_jobs(quick: bool) -> Figure:
     Each host is the same login node under another name.
     """
     experiments, hosts = (4, 2) if quick else (CROWD, AT_ONCE)
-    with tempfile.TemporaryDirectory(prefix="dgxlab-bench-") as name, slurm(Path(name) / "slurm") as cluster:  # noqa: SIM117
-        with far(env=cluster.env) as there:
-            names = [f"login{number}" for number in range(hosts)]
-            entry = f"{{ssh: box, python: {sys.executable}, slurm: {{partition: gpu}}}}"
-            there.here.hosts.write_text("".join(f"{each}: {entry}\n" for each in names))
-            matrix = {"env": {"TOY_NUMBER": [str(number) for number in range(experiments)]}}
-            bench = [{"llama-bench": {"model": "m", "n_prompt": 16}}]
-            path = there.here.spec("crowd", bench, gates=[], matrix=matrix)
-            begin = time.perf_counter()
-            peak = peak_mb(there, "run", path, "--host", ",".join(names))
-            minutes = (time.perf_counter() - begin) / 60
-            counts = _counted(there, experiments)
+    names = [f"login{number}" for number in range(hosts)]
+    with _login(*names) as (there, _):
+        matrix = {"env": {"TOY_NUMBER": [str(number) for number in range(experiments)]}}
+        path = there.here.spec("crowd", ONE_CELL, gates=[], matrix=matrix)
+        begin = time.perf_counter()
+        peak = peak_mb(there, "run", path, "--host", ",".join(names))
+        minutes = (time.perf_counter() - begin) / 60
+        counts = _counted(there, experiments)
     what = f"client of {experiments} experiments through Slurm, {hosts} at once, in {minutes:.1f} min"
     bad = sum(counts.values())
     return Figure("many_jobs", what, math.inf if bad else peak, "MB", experiments, None, reach=200.0, counts=counts)
