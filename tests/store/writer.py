@@ -27,11 +27,12 @@ def start(path: Path, job_id: str, runs: int, seed: int) -> "subprocess.Popen[st
     return subprocess.Popen(argv, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def killed(path: Path, job_id: str, seed: int, after_s: float) -> int:
-    """Start a writer, kill it so long after its first commit, return the last line that it acknowledged."""
+def killed(path: Path, job_id: str, seed: int, after_s: float, least: int = 0) -> int:
+    """Start a writer, kill it so long after it committed line `least`, return the last line that it acknowledged."""
     child = start(path, job_id, ENDLESS, seed)
     assert child.stdout is not None
-    first = child.stdout.readline()
+    while int(first := child.stdout.readline()) < least:
+        pass
     timer = threading.Timer(after_s, child.kill)
     timer.start()
     rest, errors = child.communicate(timeout=30)
