@@ -237,8 +237,8 @@ def own_libraries(programs: Sequence[Path]) -> list[tuple[Path, str, Path]]:
 def _held(work: Path) -> Iterator[int]:
     """Lock a work folder and yield the lock's descriptor: two jobs that share it build one after the other.
 
-    The folder is emptied if a build was cut short in it before the last boot: after a power loss an object file may be
-    empty, and ninja would not make it again.
+    The folder is emptied if a build did not end well in it before the last boot: after a power loss an object file may
+    be empty, and ninja would not make it again.
     """
     work.mkdir(parents=True, exist_ok=True)
     mark = work / "building"
@@ -251,11 +251,9 @@ def _held(work: Path) -> Iterator[int]:
         mark.write_text(boot_id())
         sync(mark)
         sync(work)
-        try:
-            yield file.fileno()
-        finally:
-            flush(work)
-            mark.unlink()
+        yield file.fileno()
+        flush(work)  # not after a failure, nor after `cancel`, which waits for seconds only
+        mark.unlink()
 
 
 # -- logs of cmake, ninja and the compilers ---------------------------------------------------------------------------

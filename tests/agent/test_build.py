@@ -16,6 +16,7 @@ import pytest
 
 from dgxlab.agent import build
 from dgxlab.agent.build import _held, first_error, installed, own_libraries, progress
+from dgxlab.agent.facts import boot_id
 from dgxlab.agent.files import sha256
 from dgxlab.errors import BuildFailed
 from tests.machines import script
@@ -111,6 +112,13 @@ def test_only_a_build_that_another_boot_cut_short_is_made_anew(
         assert {part.exists() for part in parts} == {kept}
         assert (tmp_path / "building").read_text() == "this boot"
     assert not (tmp_path / "building").exists()
+
+
+def test_a_build_that_fails_or_is_cancelled_is_not_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "flush", lambda folder: pytest.fail("a cancelled job has seconds to end"))
+    with pytest.raises(KeyboardInterrupt), _held(tmp_path):
+        raise KeyboardInterrupt
+    assert (tmp_path / "building").read_text() == boot_id()
 
 
 @pytest.mark.parametrize(
