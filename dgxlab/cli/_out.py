@@ -125,7 +125,7 @@ def plural(number: int, word: str) -> str:
 def table(rows: Sequence[Mapping[str, str]], *, right: Collection[str] = ()) -> str:
     """Return rows, at least one, as a text table with a header; columns named in `right` are right-aligned.
 
-    Where stdout is a terminal too narrow for it, each row is a list of its cells.
+    Where stdout is a terminal too narrow for it, each row is a list of its cells that have a text.
     """
     columns = list(rows[0])
     lines = [columns, *([one_line(row[column]) for column in columns] for row in rows)]
@@ -137,8 +137,8 @@ def table(rows: Sequence[Mapping[str, str]], *, right: Collection[str] = ()) -> 
     if not sys.stdout.isatty() or max(map(len, text.splitlines())) <= shutil.get_terminal_size().columns:
         return text
     width = max(map(len, columns))
-    cells = ([f"{column:<{width}}  {cell}" for column, cell in zip(columns, line, strict=True)] for line in lines[1:])
-    return "\n\n".join("\n".join(row) for row in cells)
+    pairs = ([(column, cell) for column, cell in zip(columns, line, strict=True) if cell] for line in lines[1:])
+    return "\n\n".join("\n".join(f"{column:<{width}}  {cell}" for column, cell in row) for row in pairs)
 
 
 def show_error(error: DgxlabError) -> None:
