@@ -1,8 +1,10 @@
 """Jobs through a real Slurm on the loopback: two nodes of this machine, this machine as the login node."""
 
+import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -14,7 +16,7 @@ from typing import Any
 import pytest
 
 from dgxlab.agent.slurm import granted, look
-from dgxlab.errors import BuildFailed, JobLost, RemoteError, SpecError
+from dgxlab.errors import BuildFailed, Interrupted, JobLost, RemoteError, SpecError
 from dgxlab.lab import cluster as clusters
 from dgxlab.lab.doctor import check_host
 from dgxlab.lab.jobs import follow
@@ -22,13 +24,15 @@ from dgxlab.lab.missing import place
 from dgxlab.lab.provision import probe_for
 from dgxlab.lab.rebuild import rebuild
 from dgxlab.lab.request import Request
-from dgxlab.lab.session import Outcome
+from dgxlab.lab.session import Outcome, run
 from dgxlab.model import HostEntry, Session
 from dgxlab.model import Slurm as Submission
 from dgxlab.store import Store
 from dgxlab.transport.host import Host, Node
+from dgxlab.transport.local import LocalTransport
 from tests import machines, toy
-from tests.lab.conftest import ToyLab, kinds, notes, quiet
+from tests.conftest import Bench, Quickstart
+from tests.lab.conftest import ToyLab, kinds, leave_at_a_run, notes, quiet
 from tests.slurm import Slurm, slurm
 
 pytestmark = pytest.mark.slurm
@@ -269,6 +273,32 @@ def test_a_preempted_run_goes_on_by_itself(go: Go, cluster: Slurm) -> None:
     runs = [event for event in kinds(events, "run") if event["status"] == "valid"]
     cells = [result["cell"] for run in runs for result in run["results"]]
     assert len(cells) == len(set(cells)) == outcome.planned
+
+
+@pytest.mark.llama
+@pytest.mark.usefixtures("cluster")
+def test_the_quickstart_cut_and_killed_has_the_rows_of_an_undisturbed_one(
+    quickstart: Quickstart, make_bench: Callable[[], Bench]
+) -> None:
+    """The real llama.cpp: the client goes away at the first run, and the job is killed at the next."""
+    bench = make_bench()
+    host = Host(LocalTransport(str(bench.root)), HostEntry("local", slurm=Submission(partition="gpu")))
+    lab = replace(bench.lab, connect=lambda name: host)
+    request = Request("run", replace(quickstart.experiment, gates=()))
+
+    def kill_at_a_run(event: Any) -> None:
+        first = lab.store.jobs()[-1]
+        if event.event == "run" and first.state == "running":
+            started = json.loads((bench.root / "jobs" / first.job_id / "started").read_text())
+            os.kill(started["pid"], signal.SIGKILL)
+
+    with pytest.raises(Interrupted):
+        run(lab, request, leave_at_a_run)
+    assert run(lab, request, kill_at_a_run).error is None
+    assert [job.state for job in lab.store.jobs()] == ["done", "lost"]
+    rows = """SELECT cell, metric, count(DISTINCT job_id) AS jobs FROM samples JOIN runs USING (run_id)
+              WHERE status = 'valid' GROUP BY cell, metric ORDER BY cell, metric"""
+    assert lab.store.rows(rows) == quickstart.bench.lab.store.rows(rows)
 
 
 def test_a_requeued_job_does_nothing_twice(go: Go, cluster: Slurm) -> None:
