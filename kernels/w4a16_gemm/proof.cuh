@@ -253,11 +253,15 @@ static bool impossible_plans_are_refused(weight_type type) {
 
 // A wide tile where there are enough of them, the one before where there are not.
 static bool wide_tiles_fill_the_gpu(weight_type type) {
-    const auto tile_n = [&](int64_t m, int64_t n, int multiprocessors) {
-        return w4a16_plan_of(w4a16_of(type), m, n, 4096, {900, multiprocessors, 227 * 1024, true}).kernel->tile_n;
+    const auto tile_n = [&](auto plan_of, int64_t m, int64_t n, int multiprocessors) {
+        return plan_of(w4a16_of(type), m, n, 4096, w4a16_device{900, multiprocessors, 227 * 1024, true}).kernel->tile_n;
     };
-    return said(tile_n(4096, 512, 132) == 256 && tile_n(4096, 256, 132) == 128 && tile_n(1024, 512, 132) == 128 &&
-                    tile_n(1024, 512, 48) == 256 && tile_n(1024, 8, 132) == 8,
+    const auto plain  = [&](int64_t m, int64_t n, int multiprocessors = 132) { return tile_n(w4a16_plan_of, m, n, multiprocessors); };
+    const auto packed = [&](int64_t m, int64_t n) { return tile_n(w4a16_packed_plan_of, m, n, 132); };
+    return said(plain(4096, 512) == 256 && plain(4096, 256) == 128 && plain(1024, 512) == 128 && plain(1024, 512, 48) == 256 &&
+                    plain(1024, 8) == 8 && plain(1024, 64) == 32 && plain(1024, 128) == 32 && plain(1024, 256) == 32 &&
+                    plain(4096, 128) == 128 && plain(14336, 64) == 64 && packed(1024, 128) == 32 && packed(1024, 256) == 64 &&
+                    packed(4096, 128) == 128 && packed(2048, 1024) == 128 && packed(4096, 1024) == 256,
                 std::string("wide tiles are planned where they fill the GPU, ") + name_of(type));
 }
 

@@ -13,7 +13,7 @@
 //   scratch        plan.scratch_bytes bytes; all pointers as in w4a16_gemm.cuh
 //
 // A table has rows of increasing n: a product takes the first that has as many columns, or the one before where that one's
-// tiles are too few for the device. They are the configurations that were fastest of those that `./harness tune` times;
+// tiles are too few for the device, and so on. They are the configurations that were fastest of those that `./harness tune` times;
 // README.md has the times.
 
 #pragma once
@@ -50,7 +50,7 @@ struct w4a16_plan {
 struct w4a16_table_row {
     int64_t      max_n;
     w4a16_kernel kernel;
-    bool         fills = false;  // only where its tiles are a third of the multiprocessors, else the row before
+    int          fills = 0;  // only where its tiles are such a part of the multiprocessors, 5: a fifth, else the row before
 };
 
 struct w4a16_table {
@@ -147,9 +147,9 @@ template <w4a16_type type> struct w4a16_sm_90a {
         {8,         w4a16_wgmma_kernel_of<type, 128,   8, 5, 8, 2>()},
         {16,        w4a16_wgmma_kernel_of<type, 128,  16, 5, 8, 2>()},
         {32,        w4a16_wgmma_kernel_of<type, 128,  32, 4, 8, 2>()},
-        {64,        w4a16_wgmma_kernel_of<type, 256,  64, 3, 8, 1>()},
-        {128,       w4a16_wgmma_kernel_of<type, 128, 128, 4, 8, 1>()},
-        {INT64_MAX, w4a16_wgmma_kernel_of<type, 128, 256, 3, 4, 1>(), true},
+        {64,        w4a16_wgmma_kernel_of<type, 256,  64, 3, 8, 1>(), 5},
+        {128,       w4a16_wgmma_kernel_of<type, 128, 128, 4, 8, 1>(), 5},
+        {INT64_MAX, w4a16_wgmma_kernel_of<type, 128, 256, 3, 4, 1>(), 3},
     };
     static constexpr w4a16_table TABLE = w4a16_table_of(ROWS, INT64_MAX);
     static_assert(w4a16_table_fits(TABLE, 228), "shared memory is too small");
@@ -160,11 +160,11 @@ template <w4a16_type type> struct w4a16_sm_90a_packed {
     static constexpr w4a16_table_row ROWS[] = {
         {16,        w4a16_packed_mma_kernel_of<type, 128,  16, 16, 16, 3, 256, 3, 2>()},
         {32,        w4a16_packed_wgmma_kernel_of<type, 128,  32, 2, 5, 256, 5, 1>()},
-        {64,        w4a16_packed_wgmma_kernel_of<type, 128,  64, 2, 4, 256, 3, 1>()},
-        {128,       w4a16_packed_wgmma_kernel_of<type, 128, 128, 2, 4,  64, 8, 1>()},
-        {192,       w4a16_packed_wgmma_kernel_of<type, 128,  64, 2, 4, 256, 3, 1>()},
-        {512,       w4a16_packed_wgmma_kernel_of<type, 128, 128, 2, 4,  64, 8, 1>()},
-        {INT64_MAX, w4a16_packed_wgmma_kernel_of<type, 128, 256, 2, 3,  64, 5, 1>()},
+        {64,        w4a16_packed_wgmma_kernel_of<type, 128,  64, 2, 4, 256, 3, 1>(), 5},
+        {128,       w4a16_packed_wgmma_kernel_of<type, 128, 128, 2, 4,  64, 8, 1>(), 5},
+        {192,       w4a16_packed_wgmma_kernel_of<type, 128,  64, 2, 4, 256, 3, 1>(), 5},
+        {512,       w4a16_packed_wgmma_kernel_of<type, 128, 128, 2, 4,  64, 8, 1>(), 5},
+        {INT64_MAX, w4a16_packed_wgmma_kernel_of<type, 128, 256, 2, 3,  64, 5, 1>(), 2},
     };
     static constexpr w4a16_table TABLE = w4a16_table_of(ROWS, INT64_MAX);
     static_assert(w4a16_table_fits(TABLE, 228), "shared memory is too small");
@@ -234,7 +234,8 @@ static inline w4a16_plan w4a16_plan_in(const w4a16_table & table, const int64_t 
     const auto tiles_of = [&](const w4a16_kernel & kernel) {
         return (m + kernel.tile_m - 1) / kernel.tile_m * ((n + kernel.tile_n - 1) / kernel.tile_n);
     };
-    if (row->fills && 3 * tiles_of(row->kernel) < device.multiprocessors) {
+    // the parts of a tile are added up one after the other, which takes longest where tiles are wide and few
+    while (row->fills > 0 && row->fills * tiles_of(row->kernel) < device.multiprocessors) {
         --row;
     }
     const w4a16_kernel & kernel = row->kernel;
