@@ -147,15 +147,21 @@ nvfp4_grouped_route(const nvfp4_grouped_problem p, const int32_t * __restrict__ 
     const int   share   = (n + NVFP4_GROUPED_ROUTERS - 1) / NVFP4_GROUPED_ROUTERS * W4A16_WARP;
     const int   begin   = min(warp * share, n);
     const int   end     = min(begin + share, n);
+    const int   tokens  = W4A16_WARP / used, slots = W4A16_WARP % used;  // from a lane's id to its next
 
     // all lanes come along, some with id -1
     const auto for_each_id = [&](const auto work) {
+        int token = (begin + lane) / used, slot = (begin + lane) % used;
         for (int first = begin; first < end; first += AHEAD * W4A16_WARP) {
             int id[AHEAD];
 #pragma unroll
             for (int i = 0; i < AHEAD; ++i) {
                 const int at = first + i * W4A16_WARP + lane;
-                id[i] = at < end ? ids[at / used * ids_token + at % used] : -1;
+                id[i] = at < end ? ids[token * ids_token + slot] : -1;
+                token += tokens, slot += slots;
+                if (slot >= used) {
+                    ++token, slot -= used;
+                }
             }
 #pragma unroll
             for (int i = 0; i < AHEAD; ++i) {
@@ -228,8 +234,8 @@ nvfp4_grouped_route(const nvfp4_grouped_problem p, const int32_t * __restrict__ 
 // -- convert --
 
 // The 8 columns of a block of threads (32, warps): lane 8 q + c has column c's 16 of each of 4 blocks, of which q says word and
-// nibble. of: column c's.
-template <int warps>
+// nibble. of: column c's. Together: steps whose reads wait for the memory at once.
+template <int warps, int together>
 static __device__ __forceinline__ void nvfp4_grouped_convert(const nvfp4_grouped_problem & p, const nvfp4_grouped_activations & a,
                                                              const int of) {
     __shared__ float of_warps[warps][8];
@@ -240,21 +246,34 @@ static __device__ __forceinline__ void nvfp4_grouped_convert(const nvfp4_grouped
     const float * from = a.x + of / a.used * a.token + of % a.used % a.slots * a.slot + 4 * word + 8 * high;
     uint8_t *     to   = p.x16 + (int64_t) blockIdx.x * NVFP4_GROUPED_GROUP_BYTES + (2 * word + high) * 256 + col * 16;
 
+    const int     steps = p.units * W4A16_STEPS;
+
     const auto convert = [&](const float scale) {
         float largest = 0.0f;
-        for (int step = threadIdx.y; step < p.units * W4A16_STEPS; step += warps) {
-            float4 v[4];
+        for (int first = threadIdx.y; first < steps; first += together * warps) {
+            float4 read[together][4];
 #pragma unroll
-            for (int t = 0; t < 4; ++t) {
-                const float * at = from + step / W4A16_STEPS * W4A16_UNIT + step % W4A16_STEPS * 16 + 64 * t;
-                v[t]    = of < 0 ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : *(const float4 *) at;
-                largest = fmaxf(largest, w4a16_largest(v[t]));
+            for (int i = 0; i < together; ++i) {
+                const int step = first + i * warps;
+#pragma unroll
+                for (int t = 0; t < 4; ++t) {
+                    const float * at = from + step / W4A16_STEPS * W4A16_UNIT + step % W4A16_STEPS * 16 + 64 * t;
+                    read[i][t] = of < 0 || step >= steps ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : *(const float4 *) at;
+                    largest    = fmaxf(largest, w4a16_largest(read[i][t]));
+                }
             }
-            uint8_t * there = to + step * p.groups * NVFP4_GROUPED_GROUP_BYTES;
-            *(uint4 *) there = make_uint4(w4a16_pair(v[0].x, v[0].z, scale), w4a16_pair(v[1].x, v[1].z, scale),
-                                          w4a16_pair(v[2].x, v[2].z, scale), w4a16_pair(v[3].x, v[3].z, scale));
-            *(uint4 *) (there + 128) = make_uint4(w4a16_pair(v[0].y, v[0].w, scale), w4a16_pair(v[1].y, v[1].w, scale),
-                                                  w4a16_pair(v[2].y, v[2].w, scale), w4a16_pair(v[3].y, v[3].w, scale));
+#pragma unroll
+            for (int i = 0; i < together; ++i) {
+                const int step = first + i * warps;
+                if (step < steps) {
+                    const float4(&v)[4] = read[i];
+                    uint8_t * there = to + step * p.groups * NVFP4_GROUPED_GROUP_BYTES;
+                    *(uint4 *) there = make_uint4(w4a16_pair(v[0].x, v[0].z, scale), w4a16_pair(v[1].x, v[1].z, scale),
+                                                  w4a16_pair(v[2].x, v[2].z, scale), w4a16_pair(v[3].x, v[3].z, scale));
+                    *(uint4 *) (there + 128) = make_uint4(w4a16_pair(v[0].y, v[0].w, scale), w4a16_pair(v[1].y, v[1].w, scale),
+                                                          w4a16_pair(v[2].y, v[2].w, scale), w4a16_pair(v[3].y, v[3].w, scale));
+                }
+            }
         }
         return largest;
     };
@@ -279,7 +298,7 @@ static __device__ __forceinline__ void nvfp4_grouped_convert(const nvfp4_grouped
 }
 
 // Blocks of 8 columns, threads (32, warps).
-template <int warps>
+template <int warps, int together>
 static __global__ void __launch_bounds__(W4A16_WARP * warps)
 nvfp4_grouped_to_f16(const nvfp4_grouped_problem p, const nvfp4_grouped_activations a) {
     // in this order: the product copies weights once it may begin, of the tiles that the route wrote
@@ -287,7 +306,7 @@ nvfp4_grouped_to_f16(const nvfp4_grouped_problem p, const nvfp4_grouped_activati
     w4a16_others_may_begin();
     const int of = p.of[(int64_t) blockIdx.x * 8 + threadIdx.x % 8];
     if (!__all_sync(0xFFFFFFFF, of < 0)) {  // each warp has all columns
-        nvfp4_grouped_convert<warps>(p, a, of);
+        nvfp4_grouped_convert<warps, together>(p, a, of);
     }
 }
 
@@ -426,7 +445,7 @@ nvfp4_grouped_few(const nvfp4_grouped_problem p, const int32_t * __restrict__ id
     if (tid < 8) {
         p.of[(int64_t) blockIdx.x * 8 + tid] = of;
     }
-    nvfp4_grouped_convert<warps>(p, a, of);
+    nvfp4_grouped_convert<warps, 1>(p, a, of);
 }
 
 // -- tiles --
@@ -453,6 +472,11 @@ static __device__ __forceinline__ void nvfp4_grouped_for_each_tile(const nvfp4_g
 
 // -- the threads that copy --
 
+// 16 bytes to shared memory, and to L2 what is beside them: the next units of the row.
+static __device__ __forceinline__ void nvfp4_grouped_copy(void * to, const void * from) {
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" : : "r"(w4a16_shared(to)), "l"(from) : "memory");
+}
+
 // Pieces of 16 bytes, nine a row: a thread has the same one of each eighth row. Rows beyond the matrix are copied as another.
 template <typename C>
 static __device__ __forceinline__ void nvfp4_grouped_copy_weights(
@@ -470,7 +494,7 @@ static __device__ __forceinline__ void nvfp4_grouped_copy_weights(
             const uint8_t * at = from;
 #pragma unroll
             for (int i = 0; i < C::TILE_M; i += ROWS) {
-                w4a16_copy(to + i * W4A16_UNIT_BYTES, at);
+                nvfp4_grouped_copy(to + i * W4A16_UNIT_BYTES, at);
                 at += i + ROWS <= last ? eighth : 0;
             }
             w4a16_arrive_after_copies(stages.w_full + w.stage);
@@ -841,7 +865,7 @@ static __global__ void nvfp4_grouped_route(const nvfp4_grouped_problem, const in
     __trap();
 }
 
-template <int warps>
+template <int warps, int together>
 static __global__ void nvfp4_grouped_to_f16(const nvfp4_grouped_problem, const nvfp4_grouped_activations) {
     __trap();
 }
@@ -928,6 +952,7 @@ template <typename C> static inline nvfp4_grouped_problem nvfp4_grouped_problem_
 // What comes before the product. Many ids are routed by blocks of their own, as each reads all of them.
 template <typename C> static cudaError_t nvfp4_grouped_prepare_cuda(const nvfp4_grouped_args & a, cudaStream_t stream) {
     constexpr int                   FEW_WARPS = 16, WARPS = 8;  // the fewer blocks, the more of each
+    constexpr int                   TOGETHER  = C::FEW > 0 ? 1 : 4;  // more registers leave the product less room to begin
     const nvfp4_grouped_problem     p       = nvfp4_grouped_problem_of<C>(a);
     const nvfp4_grouped_activations x       = {a.x, (int) a.used, (int) a.slots, a.x_token, a.x_slot};
     const int                       experts = (int) a.experts;
@@ -943,7 +968,7 @@ template <typename C> static cudaError_t nvfp4_grouped_prepare_cuda(const nvfp4_
     const cudaError_t status = nvfp4_grouped_launch(nvfp4_grouped_route<C::TILE_N>, dim3((unsigned) experts),
                                                     dim3(NVFP4_GROUPED_ROUTERS), shared, stream, p, a.ids, a.ids_token, x.used, n);
     return status != cudaSuccess
-        ? status : nvfp4_grouped_launch(nvfp4_grouped_to_f16<WARPS>, blocks, dim3(W4A16_WARP, WARPS), 0, stream, p, x);
+        ? status : nvfp4_grouped_launch(nvfp4_grouped_to_f16<WARPS, TOGETHER>, blocks, dim3(W4A16_WARP, WARPS), 0, stream, p, x);
 }
 
 template <typename C>

@@ -328,6 +328,7 @@ static bool rung_is_right(const rung & r, const bool quick) {
     all = right({5, 5, 65, 512, 3, 5, true}, r, routed_evenly({5, 5, 65, 512, 3}, 7), ", all experts") && all;
     all = right({7, 2, 129, 768, 40, 1, true}, r, routed_evenly({7, 2, 129, 768, 40}, 8), "") && all;
     all = right({8, 2, 33, 512, 20, 2}, r, routed_evenly({8, 2, 33, 512, 20}, 9), ", every size", 24) && all;
+    all = right({7, 3, 17, 256, 400, 1, true}, r, routed_evenly({7, 3, 17, 256, 400}, 11), ", many ids") && all;
     // all on one expert; all empty but two
     all = right({6, 1, 20, 256, 70}, r, std::vector<int32_t>(70, 3), ", all on one expert") && all;
     std::vector<int32_t> two;

@@ -22,7 +22,7 @@ INSTRUCTIONS = {
     r'asm\("mma\.sync\.aligned\.kind::mxf4\..*?\);\n': "emulated_mma_fp4(c, a, b, scale_a, scale_b, 32);\n",
     r'asm\("lop3\.b32 %0, %1, %2, %3, 0xEA;".*?\);\n': "bits = (q & mask) | 0x64006400;\n",
     r'asm volatile\("ldmatrix\.sync\.aligned\.m8n8\.x4\.shared\.b16 .*?"memory"\);\n': "emulated_ldmatrix(r, row);\n",
-    r'asm volatile\("cp\.async\.cg\.shared\.global \[%0\], \[%1\], 16;".*?"memory"\);\n': "emulated_copy(to, from);\n",
+    r'asm volatile\("cp\.async\.cg\.shared\.global(?:\.L2::256B)? .*?"memory"\);\n': "emulated_copy(to, from);\n",
     r'asm volatile\("cp\.async\.commit_group;".*?"memory"\);\n': "emulated_commit();\n",
     r'asm volatile\("cp\.async\.wait_group %0;".*?"memory"\);\n': "emulated_wait_group(groups);\n",
     r'asm volatile\("mbarrier\.init.*?"memory"\);\n': "emulated_barrier_init(barrier, count);\n",
