@@ -220,8 +220,8 @@ static int bench_all(const char * library) {
     bool passed = true;
     for (int k = 2; k <= 5; ++k) {
         passed = passed && bench_dequantise(b, k, copy);
-        for (const int64_t m : {1, 8, 16}) {
-            passed = passed && bench_product(b, {k, m, 28672, 8192}, copy, nullptr);
+        for (const int64_t m : {1, 4, 8, 16}) {
+            passed = passed && bench_product(b, {k, m, k < 4 ? 57344 : 28672, 8192}, copy, nullptr);  // 125 MB and more
         }
     }
     for (const int64_t m : {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096}) {

@@ -16,7 +16,7 @@
 // that are added in their order, whichever blocks made them: bits depend on the plan's parts, not on its blocks.
 //
 // How. A block has up to 64 tokens and all of a tile of 256 rows, 8 warps by 2 strips, which share activations in shared memory. The units
-// of all tiles, one after the other, are shared out to parts, equal ones; sums of a tile that several parts have are added in their order.
+// of all tiles, one after the other, are shared out to equal parts; sums of a tile that several parts have are added in their order.
 // Rows of W are the rows of mma.m16n8k16, tokens its columns. Lane 4 g + t takes its weights from a tile as they lie, 16 bytes at a
 // time straight to registers; as the order of k within a sum is free, it multiplies them by 16 bytes of row-major activations: of
 // k 32 t + 8 j ... + 7 of 128. Codes become weights by tables in shared memory of all pairs (of K=2 quadruples) of entries, a copy for
@@ -44,12 +44,13 @@ template <typename T_, int K_, int nt, int ahead, int blocks, int replicas, bool
     static constexpr int AHEAD   = ahead;
     static constexpr int BLOCKS  = blocks;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
-    static constexpr int LEAST   = BLOCKS - (AHEAD > 1 || BLOCKS > 2);  // else registers spill, for what was not measured here
+    static constexpr int LEAST   = BLOCKS > 2 ? 2 : AHEAD > 1 || nt > 2 ? 1 : BLOCKS;  // else registers spill, where none was measured
 #else
     static constexpr int LEAST   = BLOCKS;
 #endif
     static constexpr int TOKENS  = 8 * nt;
     static constexpr int UNITS   = nt <= 2 ? 2 : 1;         // of a stage
+    static constexpr int SUMS    = KBIT_STRIPS * nt * KBIT_THREADS;  // of a tile, by fours
     static constexpr int X_UNIT  = TOKENS * KBIT_UNIT / 8;  // pieces of 16 bytes
     static constexpr int X_STAGE = UNITS * X_UNIT;
 
@@ -79,8 +80,7 @@ struct kbit_problem {
 
 // of 256 rows
 static __host__ __device__ __forceinline__ int kbit_tiles(const int strips) {
-    constexpr int of_tile = KBIT_WARPS * KBIT_STRIPS;
-    return (strips + of_tile - 1) / of_tile;
+    return (strips + KBIT_WARPS * KBIT_STRIPS - 1) / (KBIT_WARPS * KBIT_STRIPS);
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
@@ -249,24 +249,20 @@ static __device__ __forceinline__ void kbit_write(const kbit_problem & p, const 
     }
 }
 
-static __device__ __forceinline__ void kbit_add(float (&to)[4], const float4 & v) {
-    to[0] += v.x, to[1] += v.y, to[2] += v.z, to[3] += v.w;
-}
-
 // Of those that share a sum, whether this block is the last to have stored its part.
 static __device__ __forceinline__ bool kbit_is_last(int * counter, const int done, const int of) {
     __shared__ bool last;
 
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
+        __threadfence();  // for all threads: the barrier is before it
         last = atomicAdd(counter, done) + done == of;
         if (last) {
             *counter = 0;  // for the next launch
         }
+        __threadfence();
     }
     __syncthreads();
-    __threadfence();
     return last;
 }
 
@@ -281,14 +277,15 @@ static __device__ __forceinline__ int kbit_part_of(const kbit_problem & p, const
     return (int) (((unit + 1) * p.parts - 1) / ((int64_t) kbit_tiles(p.strips) * p.units));
 }
 
-// Where the sums of a part of a tile go: of a tile that it begins, or of one that it goes on with.
-template <typename C> static __device__ __forceinline__ float4 * kbit_partials(const kbit_problem & p, const int part, const bool begins) {
-    return p.partials + ((int64_t) (blockIdx.y * p.parts + part) * 2 + begins) * (KBIT_STRIPS * C::NT * KBIT_THREADS);
+// Where the sums of a part of a tile go: from one to the next the part or the tile is another, and a tile's are side by side.
+template <typename C> static __device__ __forceinline__ float4 * kbit_partials(const kbit_problem & p, const int part, const int tile) {
+    return p.partials + ((int64_t) blockIdx.y * (p.parts + kbit_tiles(p.strips)) + part + tile) * C::SUMS + threadIdx.x;
 }
 
 template <typename C> class kbit_sums {
     using T = typename C::T;
 
+    static constexpr int AT_ONCE = C::NT < 4 ? 4 / C::NT : 1;  // parts whose sums are read before any is added
     static constexpr int BUFFERS = C::AHEAD + 1;
     static constexpr int PERIOD  = BUFFERS % C::UNITS == 0 ? BUFFERS : BUFFERS * C::UNITS;
 
@@ -339,7 +336,7 @@ template <typename C> class kbit_sums {
 #pragma unroll
         for (int i = 0; i < KBIT_STRIPS * C::NT; ++i) {
             const float(&v)[4] = acc_[i / C::NT][i % C::NT];
-            to[i * KBIT_THREADS + threadIdx.x] = make_float4(v[0], v[1], v[2], v[3]);
+            to[i * KBIT_THREADS] = make_float4(v[0], v[1], v[2], v[3]);
         }
     }
 
@@ -347,12 +344,14 @@ template <typename C> class kbit_sums {
     __device__ __forceinline__ void add_up(const int tile) {
         clear();
         const int first = kbit_part_of(p_, (int64_t) tile * p_.units), last = kbit_part_of(p_, (int64_t) (tile + 1) * p_.units - 1);
-#pragma unroll 1
-        for (int part = first; part <= last; ++part) {
-            const float4 * from = kbit_partials<C>(p_, part, part == first) + threadIdx.x;
+        const float4 * from = kbit_partials<C>(p_, first, tile);
+#pragma unroll AT_ONCE
+        for (int part = first; part <= last; ++part, from += C::SUMS) {
 #pragma unroll
             for (int i = 0; i < KBIT_STRIPS * C::NT; ++i) {
-                kbit_add(acc_[i / C::NT][i % C::NT], __ldcg(from + i * KBIT_THREADS));
+                const float4 v = __ldcg(from + i * KBIT_THREADS);
+                float(&to)[4]  = acc_[i / C::NT][i % C::NT];
+                to[0] += v.x, to[1] += v.y, to[2] += v.z, to[3] += v.w;
             }
         }
     }
@@ -483,7 +482,7 @@ template <typename C> static __global__ void __launch_bounds__(KBIT_THREADS, C::
             }
             bool whole = now.last - now.first == p.units;
             if (!whole) {
-                sums.store(kbit_partials<C>(p, now.part, now.first == 0));
+                sums.store(kbit_partials<C>(p, now.part, now.tile));
                 whole = kbit_is_last(p.counters + blockIdx.y * kbit_tiles(p.strips) + now.tile, now.last - now.first, p.units);
                 if (whole) {
                     sums.add_up(now.tile);
@@ -542,18 +541,19 @@ static inline int64_t kbit_counters(const int64_t m, const int64_t n) {
 }
 
 static inline int64_t kbit_workspace(const int64_t m, const int64_t n, const int parts) {
-    const int64_t sums = 2 * kbit_slices(m) * parts * KBIT_STRIPS * kbit_groups_of(m) * KBIT_THREADS;
-    return kbit_counters(m, n) + sums * (int64_t) sizeof(float4);
+    const int64_t slots = kbit_slices(m) * (parts + kbit_tiles((int) kbit_strips(n)));
+    return kbit_counters(m, n) + slots * KBIT_STRIPS * kbit_groups_of(m) * KBIT_THREADS * (int64_t) sizeof(float4);
 }
 
 static constexpr int kbit_blocks_of(const int k, const int groups) { return groups == 8 || (k == 5 && groups == 4) ? 1 : k == 3 && groups == 1 ? 3 : 2; }
 
-// A part for each block that has room at a time, of 2 units at least.
+// A part for each block that has room at a time, of 2 units at least; as many of each tile, where those are nine tenths of them.
 static inline kbit_plan kbit_plan_of(const int k, const int64_t m, const int64_t n, const int64_t k_dim, const int multiprocessors,
                                      const int shared) {
-    const int64_t most  = kbit_over(kbit_tiles((int) kbit_strips(n)) * kbit_units(k_dim), 2);
+    const int64_t tiles = kbit_tiles((int) kbit_strips(n)), most = kbit_over(tiles * kbit_units(k_dim), 2);
     const int64_t room  = multiprocessors * kbit_blocks_of(k, kbit_groups_of(m)) / kbit_slices(m);
-    const int     parts = (int) (room < 1 ? 1 : room < most ? room : most);
+    const int64_t equal = room < 1 ? 1 : room < most ? room : most;
+    const int     parts = (int) (10 * (equal % tiles) <= equal ? equal - equal % tiles : equal);
     return {parts, parts, shared < 200 * 1024, kbit_workspace(m, n, parts)};
 }
 
