@@ -109,13 +109,19 @@ def cycles_planned(step: ChainStep, runs: Iterable[ChainRun]) -> int:
     The number depends on the burn-in alone. It may be less than a verdict needs, even 0.
     """
     runs = list(runs)
-    most = cycles_wanted(step, runs)
+    wanted, allowed = cycles_wanted(step, runs), cycles_allowed(step, runs)
+    return wanted if step.cycles or allowed is None else min(wanted, allowed)
+
+
+def cycles_allowed(step: ChainStep, runs: Iterable[ChainRun]) -> int | None:
+    """Return how many cycles the time limit leaves after a burn-in, its runs to come included; None without a limit."""
     took = [run.seconds for run in runs if run.role == BURN_IN]
-    if step.cycles or not step.max_s or not took:
-        return most
+    if not step.max_s or not took:
+        return None
     # assumes that the candidate is as fast as its baseline: its real speed must not matter
-    places = (step.max_s - sum(took)) / (step.block_s + stats.median(took))
-    return min(most, max(0, int((places - 1) // 2)))
+    each = stats.median(took)
+    burn_in_s = sum(took) + each * max(0, stats.PLANNING_RUNS - len(took))
+    return max(0, int(((step.max_s - burn_in_s) / (step.block_s + each) - 1) // 2))
 
 
 def chain_of(step: ChainStep, comparison: Comparison, runs: Iterable[ChainRun], protocol: int = PROTOCOL) -> Chain:

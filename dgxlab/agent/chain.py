@@ -34,6 +34,9 @@ from dgxlab.units import duration, percent
 _WAITED_S = 5.0
 """After a longer wait the device has cooled: the next run does not count as a neighbour of the last."""
 
+_TIMED_RUNS = 3
+"""Runs of a burn-in that say how long one takes; the first is often slow."""
+
 _ABOVE_C = 3.0
 """Max degrees C above the lowest temperature seen, when a run begins."""
 STILL_S = 30.0
@@ -91,6 +94,14 @@ class ChainRunner:
             self._tell("burn-in", "; ".join(filter(None, (self._last_flaw(), unsettled))))
             if self._cooling and number == 1:
                 self._cooling.find_gate()
+            allowed = chains.cycles_allowed(self._step, self._runs)
+            if (
+                number >= _TIMED_RUNS
+                and not self._step.cycles
+                and allowed is not None
+                and (error := self._too_few(allowed))
+            ):
+                return error
         return None
 
     def _choose(self) -> DgxlabError | None:
@@ -99,11 +110,8 @@ class ChainRunner:
         if step.cycles:
             return None
         cycles, needed = chains.cycles_planned(step, self._runs), chains.cycles_wanted(step, self._runs)
-        least = fewest_cycles(step.claims)
-        if cycles < least:
-            why = f"{duration(step.max_s)} allow {cycles} cycles after the burn-in, and its session needs {least}"
-            self._tell("done", why)
-            return ConditionsError(f"{step.id} ({step.baseline.tool}): {why}", next=f"{AGAIN} with --max-minutes MORE")
+        if error := self._too_few(cycles):
+            return error
         self._step = replace(step, cycles=cycles)
         sigmas = [sigma_bound(values) for values in self._burn_in_values()]
         known = [sigma for sigma in sigmas if sigma is not None]
@@ -111,6 +119,15 @@ class ChainRunner:
         capped = f": {duration(step.max_s)} allow no more, {needed} would find {percent(step.effect)}"
         self._tell("burn-in", f"{cycles} cycles{finds}{capped if cycles < needed else ''}")
         return None
+
+    def _too_few(self, cycles: int) -> DgxlabError | None:
+        """Return an error if these cycles are too few for the session's claims."""
+        step, least = self._step, fewest_cycles(self._step.claims)
+        if cycles >= least:
+            return None
+        why = f"{duration(step.max_s)} allow {cycles} cycles after the burn-in, and its session needs {least}"
+        self._tell("done", why)
+        return ConditionsError(f"{step.id} ({step.baseline.tool}): {why}", next=f"{AGAIN} with --max-minutes MORE")
 
     def _alternate(self) -> DgxlabError | None:
         """Run the cycles; return an error if too few of them count."""
