@@ -75,7 +75,10 @@ class ChainRunner:
             HostBusy: if other jobs or users hold the device for too long.
         """
         try:
-            return self._burn_in() or self._choose() or self._alternate()
+            if error := self._burn_in():
+                return error
+            self._choose()
+            return self._alternate()
         except _NotCool as error:
             self._tell("done", error.message)
             return error
@@ -104,21 +107,18 @@ class ChainRunner:
                 return error
         return None
 
-    def _choose(self) -> DgxlabError | None:
-        """Fix the number of cycles from the burn-in, before the candidate runs; return an error if too few."""
+    def _choose(self) -> None:
+        """Fix the number of cycles from the burn-in, before the candidate runs."""
         step = self._step
         if step.cycles:
-            return None
+            return
         cycles, needed = chains.cycles_planned(step, self._runs), chains.cycles_wanted(step, self._runs)
-        if error := self._too_few(cycles):
-            return error
         self._step = replace(step, cycles=cycles)
         sigmas = [sigma_bound(values) for values in self._burn_in_values()]
         known = [sigma for sigma in sigmas if sigma is not None]
         finds = f", to find {percent(mde(max(known), cycles, step.claims))}" if len(known) == len(sigmas) else ""
         capped = f": {duration(step.max_s)} allow no more, {needed} would find {percent(step.effect)}"
         self._tell("burn-in", f"{cycles} cycles{finds}{capped if cycles < needed else ''}")
-        return None
 
     def _too_few(self, cycles: int) -> DgxlabError | None:
         """Return an error if these cycles are too few for the session's claims."""

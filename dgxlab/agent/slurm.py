@@ -44,7 +44,7 @@ _TAKES_JOBS = ("idle", "plnd", "mix", "comp", "alloc")
 _OPTIONS = re.compile("(SBATCH|SRUN|SQUEUE|SINFO|SACCT|SCANCEL|SLURM)_(?!CONF|JWT)")
 """Variables that are options to Slurm's programs: what the login sets for its user must not change a job."""
 _DRY = "#!/bin/sh\n:\n"
-_APART = "lock-not-seen"
+_SEEN, _APART = "lock-seen", "lock-not-seen"
 """Printed on a node that can take a lock which this machine holds."""
 
 
@@ -248,9 +248,12 @@ def _on_a_node(root: Root) -> Iterator[tuple[str, str, str]]:
     with (root.path / "doctor.lock").open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:  # the probe says so
+        except OSError as error:
+            yield "root", "missing", f"{root.path} has no locks: {error.strerror}"
             return
-        look = f"flock --nonblock {shlex.quote(file.name)} echo {_APART}; {agent}"
+        # flock ends with 9 where it saw the lock; a node without flock says nothing
+        take = f"flock --nonblock --conflict-exit-code 9 {shlex.quote(file.name)} echo {_APART}"
+        look = f"{take}; [ $? = 9 ] && echo {_SEEN}; {agent}"
         ran = _run("srun", *words, "sh", "-c", look, patience_s=3 * PATIENCE_S)
     if ran.returncode == 0 and ran.stdout.strip():
         lines = ran.stdout.splitlines()
@@ -260,7 +263,12 @@ def _on_a_node(root: Root) -> Iterator[tuple[str, str, str]]:
         (kind,) = ask([["stat", "--file-system", "--format=%T", str(root.path)]])
         shared = f"{root.path} ({kind.text.strip()}) is shared with node {facts['details']['slurm']['node']}"
         apart = f"{shared}, but its locks are not: two nodes would build in one folder at once"
-        yield ("root", "missing", apart) if _APART in lines else ("root", "ok", f"{shared}, and so are its locks")
+        if _APART in lines:
+            yield "root", "missing", apart
+        elif _SEEN in lines:
+            yield "root", "ok", f"{shared}, and so are its locks"
+        else:
+            yield "root", "note", f"{shared}; whether its locks are is not known: flock could not be tried there"
         yield "node", "ok", f"{facts['toolchain']['cxx'] or 'no C++ compiler'}; {nvcc}; {gpus}"
     elif "mmediate" in ran.stderr or "Unable to allocate" in ran.stderr:
         yield "node", "note", f"none is free now, so none was looked at: {_said(ran)}"

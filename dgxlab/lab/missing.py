@@ -94,7 +94,7 @@ class Place:
 def place(store: Store, host: Host, request: Request, sides: Sequence[Side], probe: Probe, followed: str) -> Place:
     """Return what is left to do: on a cluster, on the node that has measured the most of it; see plan_missing.
 
-    The plan names a node only where the node has results that it completes, or noise floors that it uses.
+    The plan names a node where the node has results that it completes or noise floors that it uses, or is the only one.
 
     Raises:
         SpecError: if the cluster's time limit is too short for the plan; and as `plan_missing`.

@@ -286,7 +286,7 @@ class Plan:
     specs: tuple[Mapping[str, Any], ...] = field(default=(), metadata=LATER)
     # by arm, the changes of its checkout over the pin, as `git diff` prints them: its commit is on no other machine
     diffs: Mapping[str, str] = field(default_factory=dict, metadata=LATER)
-    # the one node of a cluster that must run it, whose results it completes or whose noise floors it has; "" for any
+    # the one node of a cluster that must run it, for its results, its noise floors or want of another; "" for any
     node: str = field(default="", metadata=LATER)
 
     @property

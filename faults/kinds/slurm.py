@@ -107,7 +107,7 @@ def _ended(place: Cluster, child: subprocess.Popen[str]) -> Ran:
     deadline = time.monotonic() + COMMAND_S
     while child.poll() is None and time.monotonic() < deadline:
         with suppress(subprocess.TimeoutExpired):
-            child.wait(HURRY_S)
+            child.communicate(timeout=HURRY_S)  # what it printed is kept for the next call
             break
         _hurry(place)
     return ended(child)

@@ -47,8 +47,10 @@ def test_what_both_arms_need_is_made_once(toy_lab: ToyLab) -> None:
     store = toy_lab.lab.store
     sides = [toy_lab.side(toy_lab.experiment(name=name)) for name in ("toy", "other")]
     job = plan.make_ab(sides[0].experiment, sides[1].experiment, (sides[0].source, sides[1].source), job_id="j")
-    times = expected(store, job, store.rows("SELECT device_id FROM arms")[0]["device_id"])
-    assert times["build:toy"] != 0
+    alone = plan.make(sides[0].experiment, sides[0].source, job_id="j")
+    device = store.rows("SELECT device_id FROM arms")[0]["device_id"]
+    times = expected(store, job, device)
+    assert times["build:toy"] == expected(store, alone, device)["build:toy"] != 0
     assert times["build:other"] == 0
 
 

@@ -465,15 +465,24 @@ def test_the_doctor_looks_at_the_cluster(go: Go) -> None:
     assert said["node"].state == "ok"
 
 
-def test_the_doctor_finds_locks_that_do_not_reach_a_node(go: Go, tmp_path: Path) -> None:
-    """As on NFS that is mounted with local_lock: the node can take what is locked here."""
-    machines.script(tmp_path / "bin" / "flock", '#!/bin/sh\nshift 2; exec "$@"\n')
+@pytest.mark.parametrize(
+    ("flock", "state", "says"),
+    [
+        ('shift 4; exec "$@"', "missing", "but its locks are not"),
+        ("exit 127", "note", "flock could not be tried there"),
+    ],
+)
+def test_the_doctor_finds_locks_that_do_not_reach_a_node(
+    go: Go, tmp_path: Path, flock: str, state: str, says: str
+) -> None:
+    """As on NFS that is mounted with local_lock, where the node can take what is locked here; and without flock."""
+    machines.script(tmp_path / "bin" / "flock", f"#!/bin/sh\n{flock}\n")
     lab = go()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
         said = {finding.name: finding for finding in check_host(lab.host)}
-    assert said["root"].state == "missing"
-    assert "but its locks are not" in said["root"].text
+    assert said["root"].state == state
+    assert says in said["root"].text
 
 
 @pytest.mark.parametrize(("named", "indices"), [("1", ["1"]), ("GPU-a", ["0"]), ("NoDevFiles", []), ("", ["0", "1"])])
