@@ -14,7 +14,7 @@ from dgxlab.cli._app import App, JobArgument, Workspace
 from dgxlab.cli._out import Format, Out, table, write_bytes
 from dgxlab.errors import UsageError
 
-app = App("Annotate and reject sessions, and show the changes that they built.")
+app = App("Annotate and reject sessions, and show their changes.")
 Kind = StrEnum("Kind", ["run", "gate", "ab", "noise", "screen"])
 _AGES_S = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 

@@ -181,15 +181,21 @@ def test_wherever_the_room_on_a_disk_ends() -> None:
 @pytest.mark.skipif(bool(POWER.lacks()), reason=POWER.lacks())
 def test_power_losses() -> None:
     """What was renamed without a sync is empty after one; the next run needs no help."""
-    with POWER.place() as place:
-        place.insert("empty")
+
+    def lost() -> bool:
         part = place.root / "part"
         for name, rename in (("synced", settle), ("not", lambda old, new: old.rename(new))):
             part.write_bytes(bytes(5000))
             rename(part, place.root / name)
         time.sleep(1.5)
         place.lose_power()
-        assert [(place.root / name).stat().st_size for name in ("synced", "not")] == [5000, 0]
+        synced, not_synced = ((place.root / name).stat().st_size for name in ("synced", "not"))
+        assert synced == 5000
+        return not_synced == 0
+
+    with POWER.place() as place:
+        place.insert("empty")
+        assert any(lost() for _ in range(5))  # on a busy machine the kernel may write it before
         assert POWER.trial(place, seeded(3, "power", 1)).startswith("empty")
 
 
