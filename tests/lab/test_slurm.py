@@ -296,8 +296,9 @@ def test_the_quickstart_cut_and_killed_has_the_rows_of_an_undisturbed_one(
         run(lab, request, leave_at_a_run)
     assert run(lab, request, kill_at_a_run).error is None
     assert [job.state for job in lab.store.jobs()] == ["done", "lost"]
-    rows = """SELECT cell, metric, count(DISTINCT job_id) AS jobs FROM samples JOIN runs USING (run_id)
-              WHERE status = 'valid' GROUP BY cell, metric ORDER BY cell, metric"""
+    rows = """SELECT cell, metric, count(DISTINCT job_id) AS jobs
+              FROM samples JOIN runs USING (run_id) JOIN jobs USING (job_id)
+              WHERE status = 'valid' AND jobs.name = 'quickstart' GROUP BY cell, metric ORDER BY cell, metric"""
     assert lab.store.rows(rows) == quickstart.bench.lab.store.rows(rows)
 
 
