@@ -110,13 +110,13 @@ def cycles_planned(step: ChainStep, runs: Iterable[ChainRun]) -> int:
     """
     runs = list(runs)
     wanted, allowed = cycles_wanted(step, runs), cycles_allowed(step, runs)
-    return wanted if step.cycles or allowed is None else min(wanted, allowed)
+    return wanted if allowed is None else min(wanted, allowed)
 
 
 def cycles_allowed(step: ChainStep, runs: Iterable[ChainRun]) -> int | None:
     """Return how many cycles the time limit leaves after a burn-in, its runs to come included; None without a limit."""
     took = [run.seconds for run in runs if run.role == BURN_IN]
-    if not step.max_s or not took:
+    if step.cycles or not step.max_s or not took:
         return None
     # assumes that the candidate is as fast as its baseline: its real speed must not matter
     each = stats.median(took)

@@ -97,13 +97,7 @@ class ChainRunner:
             self._tell("burn-in", "; ".join(filter(None, (self._last_flaw(), unsettled))))
             if self._cooling and number == 1:
                 self._cooling.find_gate()
-            allowed = chains.cycles_allowed(self._step, self._runs)
-            if (
-                number >= _TIMED_RUNS
-                and not self._step.cycles
-                and allowed is not None
-                and (error := self._too_few(allowed))
-            ):
+            if number >= _TIMED_RUNS and (error := self._too_short()):
                 return error
         return None
 
@@ -120,12 +114,13 @@ class ChainRunner:
         capped = f": {duration(step.max_s)} allow no more, {needed} would find {percent(step.effect)}"
         self._tell("burn-in", f"{cycles} cycles{finds}{capped if cycles < needed else ''}")
 
-    def _too_few(self, cycles: int) -> DgxlabError | None:
-        """Return an error if these cycles are too few for the session's claims."""
+    def _too_short(self) -> DgxlabError | None:
+        """Return an error if the time limit allows too few cycles for the session's claims."""
         step, least = self._step, fewest_cycles(self._step.claims)
-        if cycles >= least:
+        allowed = chains.cycles_allowed(step, self._runs)
+        if allowed is None or allowed >= least:
             return None
-        why = f"{duration(step.max_s)} allow {cycles} cycles after the burn-in, and its session needs {least}"
+        why = f"{duration(step.max_s)} allow {allowed} cycles after the burn-in, and its session needs {least}"
         self._tell("done", why)
         return ConditionsError(f"{step.id} ({step.baseline.tool}): {why}", next=f"{AGAIN} with --max-minutes MORE")
 

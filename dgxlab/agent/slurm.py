@@ -45,7 +45,7 @@ _OPTIONS = re.compile("(SBATCH|SRUN|SQUEUE|SINFO|SACCT|SCANCEL|SLURM)_(?!CONF|JW
 """Variables that are options to Slurm's programs: what the login sets for its user must not change a job."""
 _DRY = "#!/bin/sh\n:\n"
 _SEEN, _APART = "lock-seen", "lock-not-seen"
-"""Printed on a node that can take a lock which this machine holds."""
+"""Printed on a node: whether it sees a lock that this machine holds."""
 
 
 class Silent(RemoteError):

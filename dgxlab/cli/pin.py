@@ -101,14 +101,8 @@ def check(
     with where.lab(create=True) as lab, display(out) as watch:
         for row in asked.rows(lab, wanted, others, watch):
             rows.append(row)
-            out.note(
-                ": ".join(
-                    filter(
-                        None,
-                        [row.series or "stock", row.reason or ("not tried" if row.uncompiled == "all" else "checked")],
-                    )
-                )
-            )
+            tried = "not tried" if row.uncompiled == "all" else "checked"
+            out.note(f"{row.series or 'stock'}: {row.reason or tried}")
     out.result({"pin": pin, "from": spec.pin, "rows": rows}, lambda: _table(rows), outcomes=True)
     if bad := [row for row in rows if not row.well]:
         message = f"not everything is well on pin {pin[:12]}: {', '.join(row.series or 'stock' for row in bad)}"

@@ -114,10 +114,13 @@ def test_only_a_build_that_another_boot_cut_short_is_made_anew(
     assert not (tmp_path / "building").exists()
 
 
-def test_a_build_that_fails_or_is_cancelled_is_not_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("end", [KeyboardInterrupt(), BuildFailed("it failed", next="mend it")])
+def test_a_build_that_fails_or_is_cancelled_is_not_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: BaseException
+) -> None:
     monkeypatch.setattr(build, "flush", lambda folder: pytest.fail("a cancelled job has seconds to end"))
-    with pytest.raises(KeyboardInterrupt), _held(tmp_path):
-        raise KeyboardInterrupt
+    with pytest.raises(type(end)), _held(tmp_path):
+        raise end
     assert (tmp_path / "building").read_text() == boot_id()
 
 

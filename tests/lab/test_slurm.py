@@ -18,7 +18,7 @@ import pytest
 from dgxlab.agent.slurm import granted, look
 from dgxlab.errors import BuildFailed, Interrupted, JobLost, RemoteError, SpecError
 from dgxlab.lab import cluster as clusters
-from dgxlab.lab.doctor import check_host
+from dgxlab.lab.doctor import Finding, check_host
 from dgxlab.lab.jobs import follow
 from dgxlab.lab.missing import place
 from dgxlab.lab.provision import probe_for
@@ -114,6 +114,11 @@ def test_a_run_and_what_is_up_to_date(go: Go) -> None:
     assert notes(events, "Slurm job ")
     again, _ = lab.run_well()
     assert (again.job_id, again.reused, again.device) == ("", outcome.planned, outcome.device)
+
+
+def examined(lab: ToyLab) -> dict[str, Finding]:
+    """Return the doctor's findings by name."""
+    return {finding.name: finding for finding in check_host(lab.host)}
 
 
 def test_what_one_node_measured_is_not_up_to_date_on_another(go: Go) -> None:
@@ -367,7 +372,7 @@ def test_sacct_is_asked_what_squeue_has_forgotten(go: Go, tmp_path: Path, monkey
     machines.script(tmp_path / "bin" / "sacct", SACCT)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     assert str(look("forgotten")) == "CANCELLED, Slurm job 41"
-    assert {finding.name: finding.state for finding in check_host(lab.host)}["sacct"] == "ok"
+    assert examined(lab)["sacct"].state == "ok"
 
 
 def test_a_user_without_sacct(go: Go, tmp_path: Path) -> None:
@@ -377,7 +382,7 @@ def test_a_user_without_sacct(go: Go, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", str(bare))
         assert look("forgotten") is None
-        said = {finding.name: finding for finding in check_host(lab.host)}
+        said = examined(lab)
     assert said["sacct"].state == "note"
     assert "there is no sacct on local" in said["sacct"].text
     assert said["node"].state == "ok"
@@ -458,7 +463,7 @@ def test_a_build_that_fails_is_the_commands_error(go: Go, build: dict[str, str],
 
 def test_the_doctor_looks_at_the_cluster(go: Go) -> None:
     lab = go()
-    said = {finding.name: finding for finding in check_host(lab.host)}
+    said = examined(lab)
     assert said["nodes"].text == "2 take jobs, 2 of them idle"
     assert "to start at" in said["submit"].text
     assert said["sacct"].state == "note"
@@ -481,7 +486,7 @@ def test_the_doctor_finds_locks_that_do_not_reach_a_node(
     lab = go()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-        said = {finding.name: finding for finding in check_host(lab.host)}
+        said = examined(lab)
     assert said["root"].state == state
     assert says in said["root"].text
 

@@ -24,7 +24,8 @@ def test_sigkill_leaves_no_partial_run(folder: Path) -> None:
             assert job.journal_seq >= position
             (runs,) = store.rows("SELECT count(*) AS n FROM runs WHERE job_id = ?", (job_id,))
             assert runs["n"] == max(0, job.journal_seq - 4)
-    assert max(acknowledged.values()) >= KILLS - 1  # runs were recorded before a kill
+        (recorded,) = store.rows("SELECT count(*) AS n FROM runs")
+    assert recorded["n"] > 5  # before a kill
 
 
 def test_a_killed_ingest_is_finished_by_the_next(folder: Path) -> None:
