@@ -228,11 +228,13 @@ def test_a_program_that_would_load_another_arms_library_is_refused(toy_lab: ToyL
 
 
 def test_full_disk_is_said_and_what_was_measured_is_kept(make_toy_lab: Callable[..., ToyLab], tmp_path: Path) -> None:
-    # a limit on file size imitates the full disk
-    limited = script(tmp_path / "python", f'#!/bin/bash\nulimit -f 800\nexec {sys.executable} "$@"\n')
-    make_toy_lab("warm").run()
+    # a limit on file size imitates the full disk; the agent itself still fits
+    warm = make_toy_lab("warm")
+    warm.run()
+    blocks = max(agent.stat().st_size for agent in warm.root.glob("agent/*.pyz")) // 1024 + 2
+    limited = script(tmp_path / "python", f'#!/bin/bash\nulimit -f {blocks}\nexec {sys.executable} "$@"\n')
     lab = make_toy_lab("full", python=str(limited))
-    many = toy.llama_bench(n_prompt=tuple(range(1, 1700)))
+    many = toy.llama_bench(n_prompt=tuple(range(1, 2500)))
     error, _ = lab.fail(RemoteError, lab.experiment(bench=(toy.backend_ops(), many)))
     assert os.strerror(27) in error.message
     assert error.next == "dgxlab doctor local"
