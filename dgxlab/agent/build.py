@@ -1,4 +1,4 @@
-"""Build an arm: one worktree and one cmake folder per (pin, cmake, toolchain), finished programs under builds/<id>.
+"""Build an arm: one worktree and cmake folder per (pin, cmake, toolchain, ccache), finished programs under builds/<id>.
 
 git switches the worktree between arms, so ninja compiles only what differs. An installed build has a stamp: the sha256
 of every program and of every library of llama.cpp that it loads. A program that loaded another arm's library would
@@ -53,7 +53,8 @@ class Builder:
         self.bench, self.step, self.arm = bench, step, bench.plan.arm(step.arm)
         self.toolchain = bench.facts.toolchain
         self.identity = build_id(self.arm.source, self.arm.cmake, self.toolchain)
-        self.work = bench.root.work / digest([self.arm.source.pin, self.arm.cmake, self.toolchain], 12)
+        ccache = shutil.which("ccache", path=base_env()["PATH"])  # cmake keeps its path, and fails when it is gone
+        self.work = bench.root.work / digest([self.arm.source.pin, self.arm.cmake, self.toolchain, ccache], 12)
         self.log = bench.job.folder / f"{step.id.replace(':', '-')}.log"
         self._logs = bench.log(self.log.name)
 

@@ -241,6 +241,23 @@ def test_full_disk_is_said_and_what_was_measured_is_kept(make_toy_lab: Callable[
     assert len(lab.values()) == 2
 
 
+def test_a_build_goes_on_after_ccache_was_removed(
+    make_toy_lab: Callable[..., ToyLab], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = make_toy_lab(root=tmp_path / "root")
+    checkout, used = tmp_path / "checkout", tmp_path / "used"
+    toy.git(tmp_path, "clone", "-q", str(lab.repository), str(checkout))
+    cmake = checkout / "CMakeLists.txt"
+    launch = 'set_property(GLOBAL PROPERTY RULE_LAUNCH_COMPILE "${CCACHE}")'
+    cmake.write_text(f"{cmake.read_text()}find_program(CCACHE ccache)\nif(CCACHE)\n{launch}\nendif()\n")
+    ccache = script(tmp_path / "ccache", f'#!/bin/sh\ntouch {used}\nexec "$@"\n')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    lab.run_well(lab.experiment(bench=(toy.llama_bench(),), gates=()), tree=checkout)
+    assert used.exists()
+    ccache.unlink()
+    lab.run_well(lab.experiment(bench=(toy.batched_bench(),), gates=()), tree=checkout)
+
+
 def test_a_build_that_grows_keeps_its_own_programs(make_toy_lab: Callable[..., ToyLab], tmp_path: Path) -> None:
     lab = make_toy_lab(root=tmp_path / "root")
     _, first = lab.run(lab.experiment(bench=(toy.llama_bench(),), gates=()))
