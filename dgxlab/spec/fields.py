@@ -45,7 +45,7 @@ _SHELL = re.compile(r"[`$;&|<>()\\\n]")
 class Strict(BaseModel):
     """Base of every map of a spec: no unknown keys, no silent conversions."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, defer_build=True)
 
 
 class OneKind(Strict):

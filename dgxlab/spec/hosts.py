@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from dgxlab.errors import HostError, SpecError, command, edit, one_line
 from dgxlab.model import HostEntry, Slurm, Text, digest, limit_s
@@ -107,7 +107,7 @@ class _HostSpec(Strict):
         return env
 
 
-_HOSTS = TypeAdapter(dict[Name, _HostSpec])
+_HOSTS = TypeAdapter(dict[Name, _HostSpec], config=ConfigDict(defer_build=True))
 
 
 def load_hosts(paths: Sequence[Path]) -> dict[str, HostEntry]:

@@ -7,9 +7,13 @@ between fields are in checks.
 
 from __future__ import annotations
 
+import ast
+import inspect
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
+from textwrap import dedent
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, create_model
@@ -29,17 +33,16 @@ _SOURCES = (model.UPSTREAM, "pypi:llama-cpp-python==0.3.30")
 class _EntrySpec(Strict):
     """An entry of a tool, whose keys and axes are the fields."""
 
-    exclude: fields.Exclude = Field(default_factory=list)
-    """Cells to leave out: those that have all the values of an entry."""
-    env: fields.Env = Field(default_factory=dict)
-    """Environment of this entry, besides the spec's."""
+    exclude: fields.Exclude = Field(
+        default_factory=list, description="Cells to leave out: those that have all the values of an entry."
+    )
+    env: fields.Env = Field(default_factory=dict, description="Environment of this entry, besides the spec's.")
 
 
 class _CheckSpec(Strict):
     """A gate of a tool, whose keys are the fields."""
 
-    env: fields.Env = Field(default_factory=dict)
-    """Environment of this gate, besides the spec's."""
+    env: fields.Env = Field(default_factory=dict, description="Environment of this gate, besides the spec's.")
 
 
 def _declared(base: type[Strict], name: str, record: Any, keys: Mapping[str, Key], axes: Collection[str] = ()) -> Any:
@@ -263,8 +266,29 @@ class ExperimentSpec(Strict):
         return model.DerivedModel(source, **how) if source else None
 
 
+def _described(schema: dict[str, Any], record: type) -> dict[str, Any]:
+    """Add the strings under a record's fields; pydantic would read all sources for them at each command."""
+    keys = schema["properties"]
+    with suppress(OSError):  # a type that was made at run time has no source, and its descriptions already
+        nodes = ast.walk(ast.parse(dedent(inspect.getsource(record))))
+        definition = next(node for node in nodes if isinstance(node, ast.ClassDef))
+        for field, text in pairwise(definition.body):
+            match field, text:
+                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(about))) if name in keys:
+                    keys[name].setdefault("description", inspect.cleandoc(about))
+    return schema
+
+
 class SpecSchema(GenerateJsonSchema):
     """Makes the JSON Schema of a spec for editors: as strict as `load`, and without what would mislead them."""
+
+    def model_schema(self, schema: Any) -> dict[str, Any]:
+        """Describe the fields."""
+        return _described(super().model_schema(schema), schema["cls"])
+
+    def dataclass_schema(self, schema: Any) -> dict[str, Any]:
+        """Describe the fields."""
+        return _described(super().dataclass_schema(schema), schema["cls"])
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         """Return False: a key is its own title."""
