@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _UNCOMPILED = {
     "some": "its CUDA files were not compiled, as GGML_CUDA is off",
-    "all": "it has CUDA files alone, and as GGML_CUDA is off, nothing of it was tried",
+    "all": "it changes CUDA files and their tests alone, and as GGML_CUDA is off, nothing of it was tried",
 }
 
 

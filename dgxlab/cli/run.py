@@ -137,7 +137,7 @@ def gate(
 
     Example: dgxlab gate experiments/cpu/quickstart.yaml
     """
-    _measure(options.requests("gate", spec, tree=tree), options, workspace, out)
+    _measure(options.requests("gate", spec, again=True, tree=tree), options, workspace, out)
 
 
 def ab(  # noqa: PLR0913 - each is an option

@@ -25,6 +25,11 @@ def device_of(side: Side, probe: Probe) -> Device:
     return Device.of(model.to_json(probe.facts), plan.make_arm(side.experiment, side.source).cmake)
 
 
+def build_of(side: Side, probe: Probe) -> str:
+    """Return the id of a side's build."""
+    return model.build_id(side.source, plan.make_arm(side.experiment, side.source).cmake, probe.facts.toolchain)
+
+
 @dataclass(frozen=True)
 class Todo:
     """The cells and gates of a request that are not up to date on a host."""
@@ -145,8 +150,7 @@ def recorded(store: Store, cache: PinCache, request: Request, watch: Watch) -> R
     }
     probe = Probe(model.from_json(model.Facts, json.loads(rows[0]["facts"])), (), known, {}, ())  # type: ignore[arg-type]
     todo = _left_to_do(store, request, sides[0], probe, again=False)
-    arm, gates = plan.make_arm(experiment, sides[0].source), len(plan.launched_gates(experiment))
-    build = model.build_id(sides[0].source, arm.cmake, probe.facts.toolchain)
+    gates, build = len(plan.launched_gates(experiment)), build_of(sides[0], probe)
     built = store.rows("SELECT 1 FROM arms JOIN jobs USING (job_id) WHERE host = ? AND build_id = ?", (host, build))
     return Recorded(bool(built), (gates - len(todo.gates), gates), (todo.reused, todo.planned))
 
@@ -154,8 +158,7 @@ def recorded(store: Store, cache: PinCache, request: Request, watch: Watch) -> R
 def _left_to_do(store: Store, request: Request, side: Side, probe: Probe, *, again: bool) -> Todo:
     """Return the open gates, and the cells without a valid run of this build, model, environment and device."""
     experiment, bench = side.experiment, request.kind != "gate"
-    build = model.build_id(side.source, plan.make_arm(experiment, side.source).cmake, probe.facts.toolchain)
-    device = device_of(side, probe).id
+    build, device = build_of(side, probe), device_of(side, probe).id
     asked: dict[tuple[str, str, str], tuple[str, str, str]] = {}
     for launch in tools.launches(experiment) if bench else ():
         env_digest, identity = digest(launch.env, 16), _identity(experiment, launch.model, probe)
@@ -174,9 +177,9 @@ def _left_to_do(store: Store, request: Request, side: Side, probe: Probe, *, aga
         return store.check_passed(build, device, question, inputs)
 
     gates = plan.launched_gates(experiment)
-    if bench and not again:
+    if not again:
         gates = [gate for gate in gates if not passed(gate)]
-    if not bench and not gates:
+    if not bench and not plan.launched_gates(experiment):
         raise UsageError(f"{experiment.name} has no gate that runs by itself under gates:", next=edit(experiment.path))
     return Todo(len(asked), cells, tuple(gates))
 

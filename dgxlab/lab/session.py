@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from dgxlab.errors import DgxlabError
 from dgxlab.lab import Lab, Side, Watch, cluster, noted
 from dgxlab.lab.jobs import join, settle, start_and_follow
-from dgxlab.lab.missing import Place, device_of, everything, place
+from dgxlab.lab.missing import Place, build_of, device_of, everything, place
 from dgxlab.lab.provision import prepare
 from dgxlab.lab.request import Request, compared, sourced
 from dgxlab.model import Device, Experiment, Plan, Source, events
@@ -29,6 +29,7 @@ class Outcome:
     experiment: Experiment  # with its own name if it was built from a checkout
     source: Source  # the tree of the experiment
     device: Device
+    build: str  # its id
     planned: int = 0  # cells that the experiment names
     reused: int = 0  # cells that were up to date
     measured: int = 0  # cells with a valid run from this job
@@ -70,7 +71,8 @@ def _once(lab: Lab, host: Host, request: Request, sides: Sequence[Side], watch: 
         at, followed = _joined(lab, host, request, sides, at, followed, watch)
     todo, job, probe = at.todo, at.job, at.probe
     last = sides[-1]
-    outcome = Outcome(followed, last.experiment, last.source, device_of(last, probe), todo.planned, todo.reused)
+    made = build_of(last, probe)
+    outcome = Outcome(followed, last.experiment, last.source, device_of(last, probe), made, todo.planned, todo.reused)
     if job is None:
         if request.baseline:
             noted(watch)(f"session {followed} of the same arms went on without this command: its result is kept")

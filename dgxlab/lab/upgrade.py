@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Literal
 
 from dgxlab import series
-from dgxlab.errors import ConditionsError, DgxlabError, PatchError, SpecError
+from dgxlab.errors import BuildFailed, ConditionsError, PatchError, SpecError
 from dgxlab.lab import Lab, Watch, session
 from dgxlab.lab.request import Request
 from dgxlab.lab.search import FAULTS, Search, Subject, cause, gated
 from dgxlab.model import Experiment, ParityGate, events
 from dgxlab.stats import Verdict
+from dgxlab.store import gate_digest
+from dgxlab.tools import gate_step
 
 CUDA_FILES = (".cu", ".cuh")
 
@@ -33,7 +35,7 @@ class Upgrade:
     reason: str = ""  # why a column is empty or says no
     next: str = ""  # the command that helps
     problems: tuple[str, ...] = ()  # of a series that applies, as `series.check` finds them
-    uncompiled: Literal["", "some", "all"] = ""  # which of its files are CUDA files that the experiment does not build
+    uncompiled: Literal["", "some", "all"] = ""  # which of its files but tests are CUDA files, not built
 
     @property
     def well(self) -> bool:
@@ -55,43 +57,44 @@ class Check:
         """Yield the row of stock, then of each series.
 
         A row has the parity gates of the experiment, and of the operations that those of `others` that apply the series
-        have gates for; the row of stock has those of all rows. An operation that the patched C sources do not name is
-        left out: another series brings it. A series of CUDA files alone is not built where the experiment builds none:
-        it would be stock.
+        have gates for; the row of stock has those of all series that are tried. An operation that the patched C sources
+        do not name is left out: another series brings it. Where the experiment builds no CUDA files, a series that has
+        nothing but tests beside them is not built: it would measure stock.
 
         Raises:
             DgxlabError: for an error that does not lie in what is built.
         """
-        root = Path(self.experiment.root)
         lab.cache.ensure(self.pin, self.sources, lambda note: watch(events.NoteEvent(note=note)))
-        ops: dict[str, set[str]] = {name: set() for name in names}
+        rows = [self._applied(lab, name) for name in ("", *names)]
+        ops: dict[str, set[str]] = {row.series: set() for row, commit in rows if commit}
         for each in others:
             gates = {gate.op for gate in each.gates if isinstance(gate, ParityGate)}
             for name in ops.keys() & {part.partition(":")[0] for part in each.series}:
                 ops[name] |= gates
         ops[""] = set().union(*ops.values())
-        for name in ("", *names):
-            try:
-                commit = series.apply(lab.cache, self.pin, [series.read(root, name, self.pin)] if name else []).commit
-            except (PatchError, SpecError) as error:
-                port = f"dgxlab patch refresh {name} --pin {self.pin} --beside"
-                mend = port if isinstance(error, PatchError) else error.next
-                yield Upgrade(name, applies=False, reason=error.message, next=mend)
-                continue
-            problems = tuple(series.check(root, name, lab.cache, self.pin)) if name else ()
-            row = Upgrade(name, applies=True, problems=problems, uncompiled=self._uncompiled(root, name))
-            if row.uncompiled == "all":
-                yield row
-                continue
+        for row, commit in rows:
             grep = partial(lab.cache.git.attempt, "grep", "--quiet", "--word-regexp", "--fixed-strings")
-            known = [op for op in sorted(ops[name]) if grep(op, commit, "--", "*.c", "*.cpp").rc == 0]
-            yield self._tried(lab, row, known, watch)
+            known = [op for op in sorted(ops.get(row.series, ())) if grep(op, commit, "--", "*.c", "*.cpp").rc == 0]
+            yield self._tried(lab, row, known, watch) if commit else row
 
-    def _uncompiled(self, root: Path, name: str) -> Literal["", "some", "all"]:
-        if not name or self.experiment.cmake.get("GGML_CUDA") == "ON":
-            return ""
-        cuda = [path.endswith(CUDA_FILES) for path in series.read(root, name, self.pin).paths]
-        return "all" if all(cuda) else "some" if any(cuda) else ""
+    def _applied(self, lab: Lab, name: str) -> tuple[Upgrade, str]:
+        """Return the row of a series as far as its patches tell, and the commit to build, "" for none."""
+        root = Path(self.experiment.root)
+        try:
+            read = [series.read(root, name, self.pin)] if name else []
+            commit = series.apply(lab.cache, self.pin, read).commit
+        except (PatchError, SpecError) as error:
+            port = f"dgxlab patch refresh {name} --pin {self.pin} --beside"
+            mend = port if isinstance(error, PatchError) else error.next
+            return Upgrade(name, applies=False, reason=error.message, next=mend), ""
+        row = Upgrade(name, applies=True, problems=tuple(series.check(root, name, lab.cache, self.pin)) if name else ())
+        paths = [path for each in read for path in each.paths]
+        others = [path for path in paths if not path.endswith(CUDA_FILES)]
+        if self.experiment.cmake.get("GGML_CUDA") == "ON" or others == paths:
+            return row, commit
+        if all(path.startswith("tests/") for path in others):
+            return replace(row, uncompiled="all"), ""
+        return replace(row, uncompiled="some"), commit
 
     def _tried(self, lab: Lab, row: Upgrade, ops: Sequence[str], watch: Watch) -> Upgrade:
         """Return the row with what the build, the gates and the screen gave."""
@@ -115,27 +118,22 @@ class Check:
         return replace(row, verdicts=compared.verdicts, sessions=sessions, reason=row.reason or compared.reason)
 
     def _gated(self, lab: Lab, row: Upgrade, new: Experiment, watch: Watch) -> Upgrade:
-        """Return the row with what the build and the gates gave."""
-        built: list[events.BuildEvent] = []
-        counts: dict[str, str] = {}
-        error: DgxlabError | None
-
-        def see(event: events.Event) -> None:
-            if isinstance(event, events.BuildEvent):
-                built.append(event)
-            elif isinstance(event, events.GateEvent) and isinstance(event.gate, ParityGate):
-                seen = event.counts
-                counts[event.gate.op] = f"{seen['passed']}/{seen['total']}, {seen['unsupported']} unsupported"
-            watch(event)
-
+        """Return the row with what the build and the gates gave, now or in an earlier check of the same build."""
         try:
-            outcome = session.run(lab, Request("gate", new, wait_s=self.wait_s), see)
-            error, job = outcome.error, outcome.job_id
+            outcome = session.run(lab, Request("gate", new, wait_s=self.wait_s), watch)
         except FAULTS as refused:
-            error, job = refused, ""
+            return replace(row, reason=cause(refused), next=refused.next)
+        error = outcome.error
         if error and not isinstance(error, FAULTS):
             raise error
-        row = replace(row, builds=bool(built), gates=counts, sessions=tuple(filter(None, [job])))
+        counts = {}
+        for gate in new.gates:
+            assert isinstance(gate, ParityGate)
+            question = gate_digest(gate, gate_step("", "", gate, new).env)
+            if seen := lab.store.latest_gate(outcome.build, outcome.device.id, question):
+                counts[gate.op] = f"{seen['passed']}/{seen['total']}, {seen['unsupported']} unsupported"
+        built = not isinstance(error, BuildFailed)
+        row = replace(row, builds=built, gates=counts, sessions=tuple(filter(None, [outcome.job_id])))
         if error is None:
             return replace(row, passed=True)
         return replace(row, passed=False if built else None, reason=cause(error), next=error.next)

@@ -245,9 +245,13 @@ class Store:
         )
         return {(row["cell"], row["model_id"], row["env_digest"]) for row in rows}.intersection(cells)
 
+    def latest_gate(self, build_id: str, device_id: str, gate_digest: str) -> dict[str, Any] | None:
+        """Return the row of a parity gate's newest result on this build and device."""
+        return self._latest("gates", "gate_id", "true", (build_id, device_id, gate_digest))
+
     def gate_passed(self, build_id: str, device_id: str, gate_digest: str, gate: ParityGate) -> bool:
         """Return whether a parity gate's newest result on this build and device is a pass with the expected counts."""
-        row = self._latest("gates", "gate_id", "true", (build_id, device_id, gate_digest))
+        row = self.latest_gate(build_id, device_id, gate_digest)
         if row is None or row["status"] == "failed":
             return False
         counted = gate.expect is None or gate.expect.total == row["total"]

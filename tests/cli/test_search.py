@@ -148,10 +148,11 @@ def test_a_new_pin_is_tried_with_every_series(many: Project) -> None:
     spec(many, "plain", plain)
     gate = "gates: [{backend-ops: {op: ADDED, backend: CPU}}]\n"
     spec(many, "added", f"extends: toy.yaml\nseries: [many, other]\n{gate}")
-    for file in ("kernels/alone.cuh", "patches/alone/series"):
+    overlays = "overlay kernels/alone.cuh ggml/alone.cuh\noverlay kernels/test.c tests/test.c\n"
+    never = "#error never compiled\n"
+    for file, text in (("kernels/alone.cuh", never), ("kernels/test.c", never), ("patches/alone/series", overlays)):
         (many.folder / file).parent.mkdir(parents=True, exist_ok=True)
-    (many.folder / "kernels/alone.cuh").write_text("#error never compiled\n")
-    (many.folder / "patches/alone/series").write_text("overlay kernels/alone.cuh ggml/alone.cuh\n")
+        (many.folder / file).write_text(text)
     later = many.machine.later
     ran = many.run("pin", "check", later[:12], "--like", "plain")
     assert (ran.rc, ran.next) == (11, f"dgxlab patch refresh many --pin {later} --beside")
@@ -168,6 +169,7 @@ def test_a_new_pin_is_tried_with_every_series(many: Project) -> None:
     assert (row["series"], row["applies"], row["builds"], row["passed"]) == ("other", True, True, True)
     assert stock["gates"] == {"MUL_MAT": "4/4, 1 unsupported"}
     assert row["gates"] == {**stock["gates"], "ADDED": "4/4, 1 unsupported"}  # llama.cpp as it is has no such operation
+    assert [len(each["sessions"]) for each in (stock, row)] == [1, 1]  # screens: the gates had passed on these builds
     for each in (stock, row):
         assert [subject["name"] for subject, _ in each["verdicts"]] == ["pp16", "pp32", "tg4"]
         assert {verdict["verdict"] for _, verdict in each["verdicts"]} <= {"inconclusive", "same"}
