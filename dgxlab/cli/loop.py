@@ -13,8 +13,8 @@ from typer import Argument, Option
 from dgxlab.cli import _complete
 from dgxlab.cli._app import App, Workspace
 from dgxlab.cli._out import Format, Out, table
-from dgxlab.cli.run import MeasureOptions, seconds
-from dgxlab.errors import BuildFailed, CheckFailed, GateFailed, UsageError
+from dgxlab.cli.run import JobOptions, seconds
+from dgxlab.errors import BuildFailed, CheckFailed, GateFailed
 from dgxlab.project import root
 from dgxlab.units import duration
 
@@ -38,7 +38,7 @@ def try_(
     max_minutes: float | None = Option(None, "--max-minutes", help="Stop once the ledger's tries took so long."),
     max_tries: int = Option(0, "--max-tries", min=0, help="Stop once the ledger has so many tries; 0: no limit."),
     *,
-    options: MeasureOptions,
+    options: JobOptions,
     workspace: Workspace,
     out: Out,
 ) -> None:
@@ -57,8 +57,6 @@ def try_(
     from dgxlab.judgement import tries
     from dgxlab.lab import loop
 
-    if options.nodes or "," in (options.host or ""):
-        raise UsageError("a loop uses one device", next="dgxlab try --help")
     request = options.request("run", baseline)
     asked = loop.Try(request.experiment, tree, because, parent, 60.0 * options.wait, seconds(max_minutes), max_tries)
     with options.at(workspace, request).lab(create=True) as lab:

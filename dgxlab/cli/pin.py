@@ -14,7 +14,7 @@ from dgxlab.cli import _complete
 from dgxlab.cli._app import App, Group, Workspace, experiment, readable_experiments
 from dgxlab.cli._out import Out, table
 from dgxlab.cli.patch import known_series
-from dgxlab.cli.run import MeasureOptions
+from dgxlab.cli.run import JobOptions
 from dgxlab.cli.search import shown_verdicts
 from dgxlab.errors import CheckFailed, UsageError
 
@@ -71,7 +71,7 @@ def check(
     ),
     screen: bool = Option(True, "--screen/--no-screen", help="Compare with the old pin, one bracket a row."),
     *,
-    options: MeasureOptions,
+    options: JobOptions,
     workspace: Workspace,
     out: Out,
 ) -> None:

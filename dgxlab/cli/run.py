@@ -52,11 +52,7 @@ class _SpecOptions:
 
     host: Annotated[
         str | None,
-        Option(
-            "--host",
-            help="Run on this host instead of the spec's; on several at once, separated by commas.",
-            autocompletion=_complete.hosts,
-        ),
+        Option("--host", help="Run on this host instead of the spec's.", autocompletion=_complete.hosts),
     ] = None
     set_: Annotated[
         list[str] | None,
@@ -71,9 +67,8 @@ class _SpecOptions:
         """
         from dgxlab.lab.request import Request
 
-        host = self.host and self.host.partition(",")[0]
-        first = experiment(baseline, self.set_, host) if baseline not in ("", spec) else None
-        every = experiments(spec, self.set_, host)
+        first = experiment(baseline, self.set_, self.host) if baseline not in ("", spec) else None
+        every = experiments(spec, self.set_, self.host)
         return [Request(kind, each, each if baseline == spec else first, **options) for each in every]
 
     def request(self, kind: str, spec: str, baseline: str = "", **options: Any) -> Request:
@@ -88,17 +83,36 @@ class _SpecOptions:
 
 
 @dataclass(frozen=True)
-class MeasureOptions(_SpecOptions):
+class JobOptions(_SpecOptions):
     """Options of every command that measures."""
 
     wait: Annotated[
         int,
         Option("--wait", metavar="MINUTES", min=0, help="Wait so long for a device that others use; 0: not at all."),
     ] = 60
+
+
+@dataclass(frozen=True)
+class _FleetOptions(JobOptions):
+    """Options of commands that measure on several hosts at once."""
+
+    host: Annotated[
+        str | None,
+        Option(
+            "--host",
+            help="Run on this host instead of the spec's; on several at once, separated by commas.",
+            autocompletion=_complete.hosts,
+        ),
+    ] = None
     nodes: Annotated[
         int | None,
         Option("--nodes", min=1, help="Run on so many nodes of the cluster at once, on each by itself."),
     ] = None
+
+    def requests(self, kind: str, spec: str, baseline: str = "", **options: Any) -> list[Request]:
+        """Read the specs for the first of the hosts."""
+        first = JobOptions(self.host and self.host.partition(",")[0], self.set_)
+        return first.requests(kind, spec, baseline, **options)
 
     def hosts(self, own: str) -> list[str]:
         """Return the hosts, or nodes, that the options name; `own` is that of the spec."""
@@ -119,7 +133,7 @@ def run(
     tree: _TreeOption = None,
     wide: WideOption = False,
     *,
-    options: MeasureOptions,
+    options: _FleetOptions,
     workspace: Workspace,
     out: Out,
 ) -> None:
@@ -131,7 +145,7 @@ def run(
 
 
 def gate(
-    spec: SpecArgument, tree: _TreeOption = None, *, options: MeasureOptions, workspace: Workspace, out: Out
+    spec: SpecArgument, tree: _TreeOption = None, *, options: _FleetOptions, workspace: Workspace, out: Out
 ) -> None:
     """Build and run the gates alone.
 
@@ -162,7 +176,7 @@ def ab(  # noqa: PLR0913 - each is an option
     max_minutes: _MaxMinutesOption = None,
     wide: WideOption = False,
     *,
-    options: MeasureOptions,
+    options: _FleetOptions,
     workspace: Workspace,
     out: Out,
 ) -> None:
@@ -187,7 +201,7 @@ def noise(
     fail_on: FailOnOption = None,
     wide: WideOption = False,
     *,
-    options: MeasureOptions,
+    options: _FleetOptions,
     workspace: Workspace,
     out: Out,
 ) -> None:
@@ -282,7 +296,7 @@ def seconds(max_minutes: float | None) -> float:
 
 def _measure(
     requests: Sequence[Request],
-    options: MeasureOptions,
+    options: _FleetOptions,
     workspace: Workspace,
     out: Out,
     fail_on: Collection[str] = (),

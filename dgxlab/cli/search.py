@@ -13,7 +13,7 @@ from typer import Argument, Option
 from dgxlab.cli import _complete
 from dgxlab.cli._app import Workspace, experiment, readable_experiments
 from dgxlab.cli._out import Out, plural, table
-from dgxlab.cli.run import MeasureOptions
+from dgxlab.cli.run import JobOptions
 from dgxlab.errors import ConditionsError, UsageError, command
 from dgxlab.project import or_init
 
@@ -43,7 +43,7 @@ def bisect(  # noqa: PLR0913 - each is an option
     confidence: float = Option(0.95, min=0.51, max=0.999, help="How probable the answer must be."),
     like: _LikeOption = None,
     *,
-    options: MeasureOptions,
+    options: JobOptions,
     workspace: Workspace,
     out: Out,
 ) -> None:
@@ -82,7 +82,7 @@ def ablate(
     screen: bool = Option(False, "--screen", help="One bracket a patch instead of a chain: drops, and keeps nothing."),
     like: _LikeOption = None,
     *,
-    options: MeasureOptions,
+    options: JobOptions,
     workspace: Workspace,
     out: Out,
 ) -> None:
@@ -143,7 +143,7 @@ def _show_found(found: Found, steps: Sequence[Step], cell: str, confidence: floa
         raise ConditionsError(message, next="repeat it with fewer steps, or with a larger session.cycles")
 
 
-def _template(series: str | None, like: str | None, options: MeasureOptions, out: Out) -> Experiment:
+def _template(series: str | None, like: str | None, options: JobOptions, out: Out) -> Experiment:
     """Return the experiment that a search measures: --like, else the only one that fits."""
     if like is None:
         every = [each for each in readable_experiments(out.note) if each.bench]
@@ -188,7 +188,7 @@ def shown_verdicts(verdicts: Sequence[tuple[Subject, Verdict]]) -> list[str]:
     return [f"{subject.name} {verdict.verdict} {_effect(verdict)}" for subject, verdict in verdicts]
 
 
-def _lab(options: MeasureOptions, workspace: Workspace, spec: Experiment) -> AbstractContextManager[Lab]:
+def _lab(options: JobOptions, workspace: Workspace, spec: Experiment) -> AbstractContextManager[Lab]:
     where = replace(workspace, project=Path(spec.root), trust_source=options.trust_source)
     return where.lab(create=True)
 

@@ -13,7 +13,7 @@ from typer import Option
 
 from dgxlab.cli._app import Workspace
 from dgxlab.cli._out import Out, plural
-from dgxlab.cli.run import MeasureOptions, SpecArgument
+from dgxlab.cli.run import JobOptions, SpecArgument
 from dgxlab.units import duration
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def watch(
     spec: SpecArgument,
     tree: Path = Option(..., "--tree", help="The llama.cpp checkout to watch, built instead of the spec's series."),
     *,
-    options: MeasureOptions,
+    options: JobOptions,
     workspace: Workspace,
     out: Out,
 ) -> None:

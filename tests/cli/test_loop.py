@@ -198,7 +198,7 @@ def test_budgets(loop: Loop) -> None:
         (lambda tree: toy.git(tree, "checkout", "-q", "--orphan", "other"), (), 9, "is not based on pin"),
         (lambda tree: None, ("--because", " "), 9, "--because says nothing"),
         (lambda tree: None, ("--parent", "7"), 2, "no tries are called '7'"),
-        (lambda tree: None, ("--host", "local,other"), 2, "a loop uses one device"),
+        (lambda tree: None, ("--host", "local,other"), 9, "not 'local,other'"),
     ],
 )
 def test_bad_input(new: Loop, change: Callable[[Path], object], options: tuple[str, ...], rc: int, cause: str) -> None:
