@@ -44,7 +44,7 @@ _HistoryOption = Annotated[
 ]
 _PublishedOption = Annotated[
     str | None,
-    Option(metavar="WORDS", help="Figures that others published, with these words: 'seed000 MMQ,seed004 vLLM'."),
+    Option(help="Published figures with these words, beside a form or alone: 'seed000 MMQ,seed004 vLLM'."),
 ]
 _HtmlOption = Annotated[
     Path | None,
@@ -89,11 +89,8 @@ def report(  # noqa: PLR0913, PLR0917 - each is an option
         if form not in (None, Form.history) or cells is not None:
             raise UsageError("--history is a form, with its cells", next="dgxlab report --history pp512")
         form, cells = Form.history, history
-    if published is not None:
-        if named or form not in (None, Form.published):
-            raise UsageError("--published is a form", next="dgxlab report --published 'seed000 MMQ'")
-        form = Form.published
-    words = {"baseline": baseline, "host": host, "model": model, "cells": cells, "source": published}
+    words = {"baseline": baseline, "host": host, "model": model, "cells": cells}
+    words["source" if form == "published" else "published"] = published
     given = {key: value for key, value in words.items() if value is not None}
     out.note(workspace.where)
     with workspace.store() as opened:
@@ -151,7 +148,7 @@ class _Shown:
 def _form(opened: Store, form: str, named: Sequence[str], given: Mapping[str, str], wide: bool) -> _Shown:
     from dgxlab import report as reports
 
-    words = {"form": form, **_subject(opened, form, named), **given}
+    words = {"form": form, **_subject(opened, form, named, given), **given}
     try:
         wanted = reports.query(words)
     except UsageError as error:
@@ -172,11 +169,16 @@ def _links(pictures: Iterable[Path]) -> str:
     return "".join(f"\n![{path.stem}]({quote(str(path))})\n" for path in pictures)
 
 
-def _subject(opened: Store, form: str, named: Sequence[str]) -> dict[str, str]:
+def _subject(opened: Store, form: str, named: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
     """Return the query keys for the names on the command line; without names, for the last session."""
     words: dict[str, Iterable[str]]
-    if form in ("imported", "published"):
-        words = {"file" if form == "imported" else "source": named}
+    if form == "published":
+        from dgxlab.report import published
+
+        every = () if "source" in given else published.TABLES
+        words = {"table": named or every}
+    elif form == "imported":
+        words = {"file": named}
     elif not named and form == "verdicts":
         sql = "SELECT job_id FROM verdicts JOIN jobs USING (job_id) ORDER BY intent_at DESC, job_id DESC LIMIT 1"
         words = {"session": [row["job_id"] for row in opened.rows(sql)]}

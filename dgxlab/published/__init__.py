@@ -1,7 +1,7 @@
-"""Figures that others have published, each with document, host, version and unit; they are in a CSV file here.
+"""Figures that others have published, each with document, host, version and unit; they are in two CSV files here.
 
-None was measured by dgxlab, most have neither n nor spread, and some are impossible: `Figure.excess` says why. They are
-shown in tables of their own.
+None was measured by dgxlab, most have neither n nor spread, and some are impossible: `Figure.excess` says why. Only
+`report` shows them beside measured numbers, and labels them.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import csv
 import dataclasses
 import re
+from collections.abc import Iterator
 from functools import cache
 from importlib import resources
+from typing import Any
 
 from dgxlab import roofline
 from dgxlab.roofline import Peaks
@@ -25,8 +27,8 @@ STREAMS = re.compile(r"(?:^|\s)(?:B|N|n|npl)=?(\d+)(?!\S)")
 
 
 @dataclasses.dataclass(frozen=True)
-class Figure:
-    """A published number, or the result of a gate, with what the document says about it; "" where it says nothing."""
+class Published:
+    """What a document says about a published number or gate; "" where it says nothing."""
 
     source_doc: str  # with its commit where that is known
     host: str
@@ -37,38 +39,57 @@ class Figure:
     tool: str
     test: str
     metric: str
-    value: float | str  # in `unit`; of a gate `1103/1103` tests passed, or the md5 of greedily sampled tokens
     unit: str  # "" for a gate
     stddev: float | None
     notes: str  # further remarks, e.g. that a later document retracts it
     line: int  # of the file
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure(Published):
+    """A published number with what the document says about it."""
+
+    value: float  # in `unit`
     excess: str = ""  # why it is impossible on the GPU in its host name
 
     @property
     def text(self) -> str:
-        """The value as published: `718`, `~2`, `2215 ± 15`, `1103/1103`."""
-        if isinstance(self.value, str):
-            return self.value
+        """The number as published: `718`, `~2`, `2215 ± 15`."""
         about = "~" if re.search(r"\bapprox\b", self.notes) else ""
         spread = "" if self.stddev is None else f" ± {_digits(self.stddev)}"
         return f"{about}{_digits(self.value)}{spread}"
 
 
+@dataclasses.dataclass(frozen=True)
+class GateResult(Published):
+    """The published result of a gate: `1103/1103` tests passed, or the md5 of greedily sampled tokens."""
+
+    value: str
+
+
 @cache
 def figures() -> tuple[Figure, ...]:
-    """Return all figures, in the order of published.csv, whose texts tests/published checks."""
-    text = resources.files("dgxlab.published").joinpath("published.csv").read_text(encoding="utf-8")
-    known = []
-    for line, row in enumerate(csv.DictReader(text.splitlines(), strict=True), 2):
-        value = float(row["value"]) if row["unit"] else row["value"]
-        stddev = float(row["stddev"]) if row["stddev"] else None
-        known.append(Figure(**{**row, "value": value, "stddev": stddev, "line": line}))  # type: ignore[arg-type]
+    """Return all published numbers, in the order of published.csv."""
+    known = (Figure(**{**row, "value": float(row["value"])}) for row in _rows("published.csv"))
     return tuple(dataclasses.replace(figure, excess=_implausible(figure)) for figure in known)
 
 
+@cache
+def gates() -> tuple[GateResult, ...]:
+    """Return all published results of gates, in the order of published_gates.csv."""
+    return tuple(GateResult(**row) for row in _rows("published_gates.csv"))
+
+
+def _rows(name: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a file; tests/published checks their texts."""
+    text = resources.files("dgxlab.published").joinpath(name).read_text(encoding="utf-8")
+    for line, row in enumerate(csv.DictReader(text.splitlines(), strict=True), 2):
+        yield {**row, "stddev": float(row["stddev"]) if row["stddev"] else None, "line": line}
+
+
 def _implausible(figure: Figure) -> str:
-    peaks = _peaks_of(figure.host)
-    if peaks is None or isinstance(figure.value, str):
+    peaks = peaks_of(figure.host)
+    if peaks is None:
         return ""
     if figure.unit in FLOPS:
         return roofline.compute(figure.value * FLOPS[figure.unit], roofline.path_of(figure.quant), peaks)
@@ -86,7 +107,7 @@ def _implausible(figure: Figure) -> str:
     return roofline.tokens(figure.value, weights, peaks, streams)
 
 
-def _peaks_of(host: str) -> Peaks | None:
+def peaks_of(host: str) -> Peaks | None:
     """Return the peaks of the only GPU in a document's host name, such as `dgx.casa GB10 sm_121`; None if unknown."""
     named = re.fullmatch(r"(?:[\w. ]+ )?(?!sm_)(\w+)(?: sm_\d+)?", host)
     return roofline.peaks(named[1]) if named else None

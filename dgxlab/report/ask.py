@@ -43,20 +43,20 @@ OF_CHECKOUTS = "SELECT job_id FROM arms WHERE dirty"
 """The jobs that built a checkout; an older dgxlab recorded them under the name of the experiment itself."""
 
 KEYS: Mapping[str, tuple[str, ...]] = {
-    "steps": ("experiment", "baseline", "host", "model", "cells"),
-    "single-stream": (*ARMS, "model", "cells"),
-    "concurrency": (*ARMS, "model", "cells"),
+    "steps": ("experiment", "baseline", "host", "model", "cells", "published"),
+    "single-stream": (*ARMS, "model", "cells", "published"),
+    "concurrency": (*ARMS, "model", "cells", "published"),
     "serving": (*ARMS, "model", "cells"),
-    "ops": (*ARMS, "cells"),
+    "ops": (*ARMS, "cells", "published"),
     "profile": (*ARMS, "model", "cells"),
     "history": ("experiment", "host", "model", "cells"),
-    "gates": ARMS,
+    "gates": (*ARMS, "published"),
     "verdicts": ("experiment", "baseline", "session", "host"),
     "fleet": ("experiment", "baseline"),
     "levers": ("experiment",),
     "tries": ("experiment", "host"),
     "provenance": ARMS,
-    "published": ("source",),
+    "published": ("table", "source"),
     "imported": ("file", "cells"),
 }
 """By form, the keys that its query may have, besides VIEW."""
@@ -66,7 +66,7 @@ VIEW = ("columns", "wide")  # keys that every form takes: they only choose what 
 WITHOUT_NAMES = ("history", "levers", "tries", "published", "imported")
 """Forms that need no experiment or session."""
 
-LISTS = ("experiment", "session", "cells", "source", "file", "columns")
+LISTS = ("experiment", "session", "cells", "table", "source", "published", "file", "columns")
 """Keys whose value is a list, with commas between its items."""
 
 
@@ -74,7 +74,7 @@ LISTS = ("experiment", "session", "cells", "source", "file", "columns")
 class Query:
     """A request for the tables of one form.
 
-    The items of `cells` and `source` are patterns: a pattern matches what has all its words.
+    The items of `cells`, `published` and `source` are patterns: a pattern matches what has all its words.
     """
 
     form: str
@@ -84,7 +84,9 @@ class Query:
     host: str = ""
     model: str = ""
     cells: tuple[str, ...] = ()  # such as `q4_K n=512` or `pp512`
-    source: tuple[str, ...] = ()  # published figures, such as `seed000 MMQ`
+    published: tuple[str, ...] = ()  # published figures to add to measured numbers, such as `seed000 MMQ`
+    table: tuple[str, ...] = ()  # names of tables of published figures
+    source: tuple[str, ...] = ()  # published figures to show alone
     file: tuple[str, ...] = ()  # imported files, by name or the beginning of their id; () lists all
     columns: tuple[str, ...] = ()  # by their labels, in this order; () for the usual ones
     wide: bool = False
@@ -124,8 +126,8 @@ def query(words: Mapping[str, str]) -> Query:
 def _check(wanted: Query) -> None:
     if wanted.experiment and wanted.session:
         raise UsageError("experiment and session exclude each other")
-    if wanted.form == "published" and not wanted.source:
-        raise UsageError("form=published needs source", next="dgxlab report --published 'seed000 MMQ'")
+    if wanted.form == "published" and not (wanted.table or wanted.source):
+        raise UsageError("form=published needs table or source")
     if wanted.cells and wanted.form == "imported" and not wanted.file:
         raise UsageError("cells are of a file")
     if wanted.form == "history" and not wanted.cells:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from decimal import Decimal
 
 from dgxlab import units
 from dgxlab.published import Figure
@@ -20,6 +22,9 @@ OUTCOMES = {
 
 OUTCOME = re.compile(rf"(?:[^:]+: (?:screen: )?)??({'|'.join(OUTCOMES)})(?=[,:;\s]|$)")
 """The outcome that a text begins with, or that follows a name and a colon."""
+
+SCALED = {unit: Decimal(repr(n)) for metric in units.METRICS.values() for unit, n in metric.scales.items()}
+"""By display unit, its size in the metric's stored unit: 1e9 for GFLOPS, which are stored as FLOPS."""
 
 
 def layout(
@@ -39,7 +44,8 @@ def layout(
         style = None
         if column.metric:
             measured = [value.middle for value in values if isinstance(value, Number)]
-            style = units.style(_metric(column.metric, column.unit), measured)
+            published = [value.value * float(SCALED[value.unit]) for value in values if isinstance(value, Figure)]
+            style = units.style(_metric(column.metric, column.unit), measured or published)
         unit = style.unit if style else ""
         headers.append(" ".join(filter(None, (column.label, f"({unit})" if column.label and unit else unit))))
         for cells, value in zip(body, values, strict=True):
@@ -71,7 +77,13 @@ def text(value: Value, style: units.Style | None = None) -> str:
             return shown if value.n in (1, None) else f"{shown} ({value.n})"
         return f"{shown} ± {style.spread(value.spread)} ({units.MISSING if value.n is None else value.n})"
     if isinstance(value, Figure):
-        return f"{value.text} †" if value.excess else value.text
+        shown = value.text
+        if style and value.unit != style.unit:  # every digit of it: 817 GFLOPS are 0.817 TFLOPS
+            factor = SCALED[value.unit] / SCALED[style.unit]
+            numbers = (value.value, 0.0 if value.stddev is None else value.stddev)
+            middle, stddev = (float(Decimal(repr(number)) * factor) for number in numbers)
+            shown = replace(value, value=middle, stddev=None if value.stddev is None else stddev).text
+        return f"{shown} †" if value.excess else shown
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(value)

@@ -7,21 +7,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from dgxlab import published as figures
 from dgxlab import roofline, units
 from dgxlab.errors import UsageError
 from dgxlab.gguf_header import TYPES
 from dgxlab.model import SESSIONS, Param, type_of
 from dgxlab.report import ask as asking
+from dgxlab.report import published
 from dgxlab.report.arms import concurrency, find_arms, of_forms, single_stream
 from dgxlab.report.ask import Query
+from dgxlab.report.beside import columns_beside, label, matching, matching_series, rows_beside, sources
 from dgxlab.report.evidence import Evidence, Measured, arms_of_job
 from dgxlab.report.fleet import fleet
 from dgxlab.report.history import history
 from dgxlab.report.imports import imports
 from dgxlab.report.ledger import experiments, steps
 from dgxlab.report.profile import profile
-from dgxlab.report.published import series
-from dgxlab.report.records import Column, Number, Origin, Page, Provenance, Table, Value
+from dgxlab.report.records import Beside, Column, Number, Origin, Page, Provenance, Row, Table, Value
 from dgxlab.report.session import WORDS, ChainSession
 from dgxlab.report.tables import (
     OPS,
@@ -51,6 +53,18 @@ def page(store: Store, wanted: Query) -> Page:
     """
     sessions = tuple(map(store.named, wanted.session))
     return FORMS[wanted.form](store, replace(wanted, session=sessions))
+
+
+def _single_stream(store: Store, wanted: Query) -> Page:
+    table = single_stream(of_forms(store, wanted, wanted.form))
+    tests = {column.key for column in table.columns if column.metric}
+    series = matching_series(wanted.form, wanted.published)
+    return Page(wanted.form, (rows_beside(series, table, lambda cell: next(iter(tests & {cell["test"]}), None)),))
+
+
+def _concurrency(store: Store, wanted: Query) -> Page:
+    table = concurrency(of_forms(store, wanted, wanted.form))
+    return Page(wanted.form, (columns_beside(matching_series(wanted.form, wanted.published), table),))
 
 
 def _serving(store: Store, wanted: Query) -> Page:
@@ -89,13 +103,14 @@ def _setup(arm: Evidence) -> dict[str, str]:
 
 def _ops(store: Store, wanted: Query) -> Page:
     arms = of_forms(store, wanted, wanted.form)
+    series = matching_series(wanted.form, wanted.published)
     results: list[Table] = []
     for arm in arms:
         for table in tables(arm):
             if table.form == "ops":
                 cells = [cell for cell in arm.measured if OPS.title(cell.ask) == table.title]
-                title = f"{arm.name}: {table.title}" if len(arms) > 1 else table.title
-                results.append(replace(_with_roof(table, cells), title=title))
+                beside = columns_beside(series, _with_roof(table, cells), cells[0].ask.cell.params.get("op_name"))
+                results.append(replace(beside, title=f"{arm.name}: {table.title}") if len(arms) > 1 else beside)
     return Page(wanted.form, tuple(results))
 
 
@@ -110,7 +125,22 @@ def _gates(store: Store, wanted: Query) -> Page:
             results += [replace(table, title=f"{name}: {table.title}") for name, table in every]
     if not results:
         raise UsageError("no gate was asked for there", next="dgxlab report")
-    return Page(wanted.form, tuple(results))
+    return Page(wanted.form, (_gates_beside(wanted, results[0]), *results[1:]))
+
+
+def _gates_beside(wanted: Query, table: Table) -> Table:
+    if not wanted.published:
+        return table
+    every = {entry.line: entry for pattern in wanted.published for entry in matching(figures.gates(), pattern, "gate")}
+    tests = [entry for entry in every.values() if entry.metric == "tests_passed"]
+    rows: list[Row] = [
+        {"op": entry.test, "count": entry.value, "status": f"{label(entry)}, pin {entry.pin}", "published": True}
+        for entry in tests
+    ]
+    left = f"{len(every) - len(tests)} of the published gates are md5s of greedy tokens: "
+    left += "form=published table=gates has them"
+    beside = Beside(sources(tests), left=(left,) if len(tests) < len(every) else ())
+    return replace(table, rows=(*table.rows, *rows), beside=beside)
 
 
 def _verdicts(store: Store, wanted: Query) -> Page:
@@ -135,6 +165,16 @@ def _verdicts(store: Store, wanted: Query) -> Page:
     if not results:
         raise UsageError(f"session {jobs[0].job_id} has no verdict", next=f"dgxlab report {jobs[0].job_id}")
     return Page(wanted.form, tuple(results), " · ".join(summaries))
+
+
+def _published(_: Store, wanted: Query) -> Page:
+    for name in wanted.table:
+        if name not in published.TABLES:
+            known = ", ".join(published.TABLES)
+            message = f"there is no published table {name!r}; there are {known}"
+            raise UsageError(message, next="dgxlab report --form published")
+    results = [published.TABLES[name]() for name in wanted.table]
+    return Page(wanted.form, (*results, *(published.series(pattern) for pattern in wanted.source)))
 
 
 def _provenance(store: Store, wanted: Query) -> Page:
@@ -260,8 +300,8 @@ def _shape(params: Mapping[str, Param]) -> tuple[float, float] | None:
 
 FORMS: Mapping[str, Callable[[Store, Query], Page]] = {
     "steps": lambda store, wanted: Page(wanted.form, (steps(store, wanted),)),
-    "single-stream": lambda store, wanted: Page(wanted.form, (single_stream(of_forms(store, wanted, wanted.form)),)),
-    "concurrency": lambda store, wanted: Page(wanted.form, (concurrency(of_forms(store, wanted, wanted.form)),)),
+    "single-stream": _single_stream,
+    "concurrency": _concurrency,
     "serving": _serving,
     "ops": _ops,
     "profile": profile,
@@ -272,7 +312,7 @@ FORMS: Mapping[str, Callable[[Store, Query], Page]] = {
     "levers": lambda store, wanted: Page(wanted.form, (experiments(store, wanted),)),
     "tries": ledgers,
     "provenance": _provenance,
-    "published": lambda _, wanted: Page(wanted.form, tuple(map(series, wanted.source))),
+    "published": _published,
     "imported": lambda store, wanted: Page(wanted.form, imports(store, wanted)),
 }
 """By form, the function that returns its page."""

@@ -13,6 +13,7 @@ from dgxlab.judgement import NOT_PROMOTED
 from dgxlab.report import ask as asking
 from dgxlab.report.arms import by_environment, distinct_asks, of_forms, settings_with_model, side_by_side
 from dgxlab.report.ask import CellAsk, Query, op_params
+from dgxlab.report.beside import fits, matching_series, rows_beside
 from dgxlab.report.evidence import Evidence, arms_of_job, find_evidence
 from dgxlab.report.records import Column, Number, Origin, Provenance, Row, Table, Value, columns, grouped
 from dgxlab.report.session import WORDS, older
@@ -181,7 +182,18 @@ def steps(store: Store, wanted: Query) -> Table:
     heads += [Column("verdict", "A/B verdict")] if outcomes else []
     heads.append(Column("notes", "notes"))
     notes = _caveats(base, rows, {by for _, by in ratios}) if base else ()
-    return side_by_side("steps", "Steps", arms, heads, rows, settings=settings, notes=notes)
+    table = side_by_side("steps", "Steps", arms, heads, rows, settings=settings, notes=notes)
+
+    def column_of(published: Row) -> str | None:
+        cells = {column.key: ask.cell.params for column, ask in shown.items() if column.metric in ("flops", "avg_ts")}
+        fitting = [
+            key
+            for key, params in cells.items()
+            if fits(published, {"op": params.get("op_name"), "test": stream_test(params), **params})
+        ]
+        return fitting[0] if len(fitting) == 1 else None
+
+    return rows_beside(matching_series(wanted.form, wanted.published), table, column_of)
 
 
 def _ratio(arm: Evidence, base: Evidence | None, shown: _Shown, outcome: _Outcome | None) -> tuple[str | None, str]:

@@ -19,6 +19,7 @@ from dgxlab.errors import UsageError
 from dgxlab.report.cells import layout, legend, text
 from dgxlab.report.evidence import range_of
 from dgxlab.report.records import (
+    Beside,
     Column,
     Conditions,
     Failure,
@@ -259,13 +260,17 @@ def _parts(table: Table, chosen: list[Column]) -> list[list[Column]]:
 
 def _line(table: Table, moved: Row) -> Iterator[_Part]:
     settings = {**moved, **table.settings}
+    beside = table.beside or Beside(())
+    not_here = ", not measured here"
+    if table.form != "gates":
+        not_here += ": without n, and without spread where there is no ±"
     if table.kind == "published":
-        yield "published", ", not measured here: without n, and without spread where there is no ±"
+        yield "published", not_here
     if table.kind == "imported":
         yield "imported", ", not measured by dgxlab"
     if settings:
         shared = ", ".join(f"{name} {text(value)}" for name, value in settings.items())
-        yield "", f"every row: {shared}"
+        yield "", f"every {'measured row' if table.beside and table.kind != 'published' else 'row'}: {shared}"
     if table.differ:
         yield "", "; ".join(of_arms(name, *values) for name, values in table.differ.items())
     sides = [origin.provenance for origin in _sides(table)]
@@ -273,7 +278,9 @@ def _line(table: Table, moved: Row) -> Iterator[_Part]:
         yield "dirty", "tree"
     if synthetic := list(dict.fromkeys(name for side in sides for name in side.synthetic)):
         yield "synthetic model", ", ".join(synthetic) + (f": {ARITHMETIC}" if table.form == "gates" else "")
-    if table.kind == "published" and table.flags:
+    if beside.sources and table.kind != "published":
+        yield "published", not_here + (f" · all of {' '.join(beside.shared)}" if beside.shared else "")
+    if beside.excess or (table.kind == "published" and table.flags):
         yield "", "† cannot be true"
 
 
@@ -303,6 +310,10 @@ def _items(table: Table, *, wide: bool) -> Iterator[_Part]:
     for origin in _sides(table) if wide else ():
         if medians := units.conditions(origin.conditions):
             yield "", f"{origin.label}: ".removeprefix(": ") + f"median of a run: {medians}"
+    beside = table.beside or Beside(())
+    yield from (("", f"† {_labels(remark.labels)}: {remark.text}") for remark in beside.excess)
+    yield from (("", f"{_labels(remark.labels)}: {remark.text}") for remark in beside.remarks)
+    yield from (("", sentence) for sentence in beside.left)
 
 
 def _labels(labels: Sequence[str], every: str = "every row") -> str:
@@ -342,10 +353,10 @@ def _sources(table: Table) -> Iterator[tuple[object, _Note]]:
         ]
         note = _Note(title, [*facts, *side.notes], side.conditions)
         yield (title, replace(origin, synthetic=(), models=())), note
-    for source in table.published:
+    for source in table.beside.sources if table.beside else ():
         facts = [
             f"host {source.host} · {source.engine}",
-            f"{', '.join(source.tools)} · published.csv line {_ranges(source.lines)}",
+            f"{', '.join(source.tools)} · {source.file} line {_ranges(source.lines)}",
         ]
         yield source, _Note(f"published: {source.doc}", facts)
     if table.sha256:

@@ -1,27 +1,69 @@
-"""Tables of published figures alone: nothing is computed from them, and no measured number is in their tables."""
+"""Tables of published figures only: those of three documents, published gates, and figures that match a pattern."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from importlib import resources
 
 from dgxlab import published
-from dgxlab.errors import UsageError
-from dgxlab.published import Figure
-from dgxlab.report.records import Column, Flag, Provenance, Row, Source, Table, Value, grouped
+from dgxlab.published import Figure, GateResult
+from dgxlab.report.beside import UNREMARKABLE, matching, sources
+from dgxlab.report.records import Beside, Column, Flag, Provenance, Remark, Row, Table, Value, grouped
 
-SEARCHED = ("source_doc", "host", "engine", "pin", "model", "quant", "tool", "test", "metric", "notes")
-"""Fields of a figure in which the words of a pattern are searched."""
+GATES = {"tests_passed": "parity", "greedy_md5": "greedy"}
 
-ABOUT = SEARCHED[:-1]
+ABOUT = ("source_doc", "host", "engine", "pin", "model", "quant", "tool", "test", "metric")
 """Fields that may distinguish figures, in the order of columns."""
 
 
-def series(pattern: str) -> Table:
-    """Return a table of every figure that has all words of a pattern; values common to all have no column.
+def _document(name: str) -> Table:
+    """Return a table of published/tables.json, which refers to figures by their line in published.csv."""
+    text = resources.files("dgxlab.published").joinpath("tables.json").read_text(encoding="utf-8")
+    content = json.loads(text)[name]
+    rows = [
+        {key: _at(value["line"]) if isinstance(value, dict) else value for key, value in row.items()}
+        for row in content["rows"]
+    ]
+    columns = [Column(key, label, numeric=key not in content["texts"]) for key, label in content["columns"].items()]
+    return _table(
+        content["form"],
+        content["title"],
+        columns,
+        rows,
+        content["settings"],
+        leads=content["leads"],
+        extra=[Remark((label,), text) for label, text in content["remarks"].items()],
+        also=[_at(line) for line in content["used"]],
+        noted=content["noted"],
+    )
 
-    Raises UsageError if there are none.
-    """
-    figures = _matching(pattern)
+
+def _at(line: int) -> Figure:
+    return published.figures()[line - 2]
+
+
+def gates() -> Table:
+    """Return a table of every published gate."""
+    rows: list[dict[str, Value]] = []
+    for gate in published.gates():
+        about = {"gate": f"{GATES[gate.metric]}: {gate.test}", "result": gate.value, "pin": gate.pin}
+        rows.append({**about, "model": gate.model, "source": gate.source_doc, "notes": gate.notes})
+    columns = [Column(key, key) for key in rows[0]]
+    return _table("gates", "Published gates", columns, rows, {}, also=published.gates())
+
+
+TABLES: Mapping[str, Callable[[], Table]] = {
+    **{name: partial(_document, name) for name in ("steps", "concurrency", "kernel_bytes")},
+    "gates": gates,
+}
+"""By name, the tables that form=published can show."""
+
+
+def series(pattern: str) -> Table:
+    """Return a table of every figure that has all words of a pattern; values common to all have no column."""
+    figures = matching(published.figures(), pattern, "figure")
     leads = [name for name in ABOUT if len({getattr(figure, name) for figure in figures}) > 1] or ["metric"]
     rows: list[dict[str, Value]] = [
         {**{name: getattr(figure, name) for name in leads}, "value": figure, "unit": figure.unit, "notes": figure.notes}
@@ -30,61 +72,46 @@ def series(pattern: str) -> Table:
     columns = [Column(name, name.removesuffix("_doc")) for name in leads]
     columns += [Column("value", "value", numeric=True), Column("unit", "unit"), Column("notes", "notes")]
     alike = {name: getattr(figures[0], name) for name in ("model", "quant", "test", "metric") if name not in leads}
-    hosts = ", ".join(dict.fromkeys(figure.host for figure in figures))
+    settings = {name: value for name, value in alike.items() if value}
+    title = f"Published figures: {pattern}"
+    return _table("published", title, columns, rows, settings, leads=len(leads), noted=False)
+
+
+def _table(
+    form: str,
+    title: str,
+    columns: Sequence[Column],
+    rows: Sequence[Row],
+    settings: Mapping[str, Value],
+    *,
+    leads: int = 1,
+    extra: Iterable[Remark] = (),
+    also: Sequence[Figure | GateResult] = (),
+    noted: bool = True,
+) -> Table:
+    """Return a table of published figures, whose first columns, `leads` of them, distinguish rows.
+
+    Entries of `also` are used but not shown as numbers. The notes of figures are remarks if `noted`, as are `extra`.
+    """
+    figures: list[tuple[str, Figure]] = []
+    for row in rows:
+        values = [(column.key, row[column.key]) for column in columns[:leads]]
+        name = ", ".join(f"{key} {value}" if isinstance(value, int) else str(value) for key, value in values)
+        for column in columns:
+            if isinstance(value := row.get(column.key), Figure):
+                figures.append((f"{column.label.partition(' (')[0]} at {name}", value))
+    notes = grouped((figure.notes, where) for where, figure in figures if noted and figure.notes not in UNREMARKABLE)
+    every = (*(figure for _, figure in figures), *also)
+    host = ", ".join(dict.fromkeys(entry.host for entry in every))
+    remarks = (*(Remark(tuple(labels), text) for text, labels in notes.items()), *extra)
     return Table(
-        "published",
-        f"Published figures: {pattern}",
+        form,
+        title,
         tuple(columns),
         tuple(rows),
-        Provenance("published", (), "", (), "", None, hosts),
-        {name: value for name, value in alike.items() if value},
-        flags=tuple(
-            _impossible(leads, row, figure) for row, figure in zip(rows, figures, strict=True) if figure.excess
-        ),
+        Provenance("published", (), "", (), "", None, host),
+        settings,
+        flags=tuple(Flag((label,), True, figure.excess) for label, figure in figures if figure.excess),
+        beside=Beside(sources(every), remarks=remarks),
         kind="published",
-        published=_sources(figures),
-    )
-
-
-def _impossible(leads: Sequence[str], row: Row, figure: Figure) -> Flag:
-    where = ", ".join(str(row[name]) for name in leads)
-    return Flag((f"value at {where}",), True, figure.excess)
-
-
-def _matching(pattern: str) -> list[Figure]:
-    """Return the figures that have all words of a pattern, ignoring case.
-
-    A word that is a document's name is compared with the figure's document only.
-    """
-    documents = {figure: _document(figure) for figure in published.figures()}
-    folded = {name.casefold() for name in documents.values()}
-
-    def has(figure: Figure, word: str) -> bool:
-        if word in folded:
-            return word == documents[figure].casefold()
-        return word in " ".join(getattr(figure, name) for name in SEARCHED).casefold()
-
-    words = pattern.casefold().split()
-    if figures := [figure for figure in documents if all(has(figure, word) for word in words)]:
-        return figures
-    known = ", ".join(sorted({*documents.values()}))
-    raise UsageError(f"no published figure has all of {pattern!r}; there are {known}", next="dgxlab report --help")
-
-
-def _document(figure: Figure) -> str:
-    """Return the short name of a figure's document: `seed000`, `docs/BENCHMARK.md`."""
-    name = figure.source_doc.partition("@")[0].partition(" (")[0]
-    seed, colon, _ = name.partition(":")
-    return seed if colon else name
-
-
-def _sources(figures: Sequence[Figure]) -> tuple[Source, ...]:
-    """Return the sources of figures, one for each document, machine and engine."""
-    groups: Mapping[tuple[str, str, str], list[Figure]] = grouped(
-        ((each.source_doc, each.host, f"{each.engine}, pin {each.pin}" if each.pin else each.engine), each)
-        for each in figures
-    )
-    return tuple(
-        Source(*source, tuple(dict.fromkeys(each.tool for each in group)), tuple(each.line for each in group))
-        for source, group in groups.items()
     )

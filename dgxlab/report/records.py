@@ -96,7 +96,27 @@ class Source:
     host: str
     engine: str
     tools: tuple[str, ...]
+    file: str
     lines: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Remark:
+    """A note on the published figures of the rows or columns `labels`."""
+
+    labels: tuple[str, ...]
+    text: str
+
+
+@dataclass(frozen=True)
+class Beside:
+    """The notes beneath a table that has published figures beside measured numbers."""
+
+    sources: tuple[Source, ...]
+    shared: tuple[str, ...] = ()  # common to all of them: engine, version, model
+    excess: tuple[Remark, ...] = ()  # impossible ones, and why
+    remarks: tuple[Remark, ...] = ()
+    left: tuple[str, ...] = ()  # sentences about requested figures without a place in the table
 
 
 @dataclass(frozen=True)
@@ -134,7 +154,10 @@ Differ = Mapping[str, tuple[Value, Value]]
 
 @dataclass(frozen=True)
 class Table:
-    """One table of a report."""
+    """One table of a report.
+
+    A row with the key `published` has published figures; settings, conditions and provenance are about the other rows.
+    """
 
     form: str
     title: str
@@ -144,6 +167,7 @@ class Table:
     settings: Mapping[str, Value] = field(default_factory=dict)  # settings common to all rows, without a column
     conditions: Conditions = field(default_factory=dict)
     flags: tuple[Flag, ...] = ()  # the hard ones first
+    beside: Beside | None = None
     kind: str = field(default="", metadata=LATER)  # "arms", "session" of two, "published", "imported"; "": one arm
     notes: tuple[str, ...] = field(default=(), metadata=LATER)
     origins: tuple[Origin, ...] = field(default=(), metadata=LATER)  # of experiments side by side
@@ -157,7 +181,6 @@ class Table:
     sha256: str = field(default="", metadata=LATER)
     tool: str = field(default="", metadata=LATER)  # the program that printed it, and its format
     told: tuple[tuple[str, str], ...] = field(default=(), metadata=LATER)  # what the file says about all its rows
-    published: tuple[Source, ...] = field(default=(), metadata=LATER)  # where its figures are from
 
 
 @dataclass(frozen=True)

@@ -74,11 +74,12 @@ def adopted(project: Project) -> Project:
     return project
 
 
-def test_published_figures(adopted: Project) -> None:
-    words = ("report", "--published", "seed004 Q4_K_M prefill")
-    assert "| 2164 | " in adopted.run(*words).out
-    assert adopted.json(*words)["tables"][0]["rows"][0]["value"]["unit"] == "t/s"
-    assert "--published is a form" in adopted.run("report", "--form", "ops", "h200", "--published", "seed004").error
+def test_a_form_with_published_figures(adopted: Project) -> None:
+    words = ("report", "--form", "single-stream", "h200", "--published", "seed004 Q4_K_M")
+    assert "| published, GB10 (seed004) | 2164 | 2953 | " in adopted.run(*words).out
+    rows = adopted.json(*words)["tables"][0]["rows"]
+    assert [row.get("published") for row in rows] == [None, True]
+    assert rows[1]["pp512"]["value"] == 2164
 
 
 def test_imported_files(adopted: Project) -> None:

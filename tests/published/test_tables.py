@@ -1,31 +1,31 @@
-"""Tables of published figures: a golden file, what they refuse, and their JSON."""
+"""The tables of the documents: golden files, and the numbers as the documents print them."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-from dgxlab.errors import UsageError
-from dgxlab.model import to_json
+from dgxlab.published import figures
 from dgxlab.report import Page, render_page
-from dgxlab.report.published import series
+from dgxlab.report.published import TABLES
 from tests.report.worlds import agrees
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 
 
-def test_golden() -> None:
-    tables = tuple(map(series, ("seed004 Q8_0 B=8", "seed001 H100", "W4A16 tests_passed", "seed004 vLLM S_PP")))
-    assert agrees(render_page(Page("published", tables)), GOLDEN / "figures.md")
+@pytest.mark.parametrize("name", TABLES)
+def test_each_table_is_its_golden_file(name: str) -> None:
+    assert agrees(render_page(Page(name, (TABLES[name](),))), GOLDEN / f"{name}.md")
 
 
-def test_words_that_no_figure_has() -> None:
-    with pytest.raises(UsageError, match="no published figure has all of 'seed000 nosuch'; there are 0017"):
-        series("seed000 nosuch")
+def test_what_is_computed_follows_from_the_figures() -> None:
+    def share(part: object, whole: object) -> float:
+        return float(part.value / whole.value)  # type: ignore[attr-defined]
 
-
-def test_the_twin_has_the_figures_as_they_were_published() -> None:
-    twin = json.loads(json.dumps(to_json(series("seed000 MMQ"))))
-    figure = twin["rows"][0]["value"]
-    assert (figure["value"], figure["unit"], figure["host"]) == (817.0, "GFLOPS", "dgx.casa GB10 sm_121")
-    assert 2 in twin["published"][0]["lines"]
+    value = {figure.line: figure for figure in figures()}
+    rows = TABLES["steps"]().rows
+    assert rows[0]["ratio"] == round(share(rows[0]["q4_K"], value[7]), 2)
+    for later, earlier, key in ((2, 1, "q4_K"), (2, 1, "q4_0"), (3, 2, "q4_K"), (3, 2, "pp512"), (3, 1, "pp512")):
+        gain = 100 * (share(rows[later][key], rows[earlier][key]) - 1)
+        assert f"{gain:+.0f} % {key}" in str(rows[later]["notes"])
+    kernel = TABLES["kernel_bytes"]().rows[1]
+    assert kernel["pct of peak BW"] == round(100 * share(kernel["effective BW"], value[111]))

@@ -251,7 +251,7 @@ REFUSED: tuple[dict[str, str], ...] = (
     {"form": "ops", "experiment": "a", "session": "b"},
     {"form": "ops", "session": "b", "host": "h"},
     {"form": "verdicts", "session": "b", "baseline": "h"},
-    {"form": "verdicts", "experiment": "h200", "cells": "x"},
+    {"form": "verdicts", "experiment": "h200", "published": "x"},
     {"form": "ops", "experiment": "h2000"},
     {"form": "ops", "experiment": "h200", "host": "dgx"},
     {"form": "ops", "experiment": "h200", "cells": "q4_K, q9_K"},
@@ -267,7 +267,7 @@ REFUSED: tuple[dict[str, str], ...] = (
     {"form": "fleet", "experiment": "h200,tiles"},
     {"form": "fleet", "experiment": "nosuch"},
     {"form": "levers", "experiment": "nosuch"},
-    {"form": "published", "source": "seed9"},
+    {"form": "published", "table": "nosuch"},
 )
 """What cannot be asked, and what is not there; the golden file has the sentences."""
 
