@@ -28,18 +28,15 @@ from dgxlab.errors import (
 )
 from dgxlab.judgement import tries
 from dgxlab.judgement.tries import CHAIN, HELD_OUT, KINDS, SCREEN, Row
-from dgxlab.lab import Lab, Watch, noted, session
+from dgxlab.lab import Lab, Watch, session
 from dgxlab.lab.outlook import command_for
 from dgxlab.lab.request import Request, source_of
 from dgxlab.model import Experiment, Source
-from dgxlab.replies import LIVE
 from dgxlab.source.git import Git
 from dgxlab.source.programs import locked
 from dgxlab.stats import Ended
 from dgxlab.store import Job
 from dgxlab.units import duration
-
-LOOK_S = 2.0  # pause between two looks at the jobs of others
 
 
 @dataclass(frozen=True)
@@ -134,24 +131,8 @@ class _Measure:
             _refuse_noise(baseline, tries.sessions_of(self.lab.store, self.try_id)[SCREEN])
         spec = held_out(baseline) if stage == HELD_OUT else baseline
         request = Request(KINDS[stage], spec, spec, tree=self.source, baseline_tree=self.reference)
-        request = replace(request, wait_s=self.asked.wait_s, level=level if stage == CHAIN else 0.0)
-        self._behind_others()
+        request = replace(request, wait_s=self.asked.wait_s, level=level if stage == CHAIN else 0.0, behind=True)
         return session.run(self.lab, request, self.watch)
-
-    def _behind_others(self) -> None:
-        """Wait until no other job runs or waits on the host: a person's job goes first."""
-        host, end = self.lab.connect(self.asked.baseline.host), time.monotonic() + self.asked.wait_s
-        own = f"-tree-{self.source.tree[:8]}"
-        while host.entry.slurm is None:  # Slurm has a queue of its own
-            others = [job for job in host.jobs() if job.state in LIVE and not job.name.endswith(own)]
-            if not others:
-                return
-            if time.monotonic() >= end:
-                how = f"stayed busy for {duration(self.asked.wait_s)}" if self.asked.wait_s else "is busy"
-                message = f"host {host.name} {how}, with job {others[0].job_id}"
-                raise HostBusy(message, next=f"{AGAIN} with --wait MINUTES")
-            noted(self.watch)(f"job {others[0].job_id} goes first")
-            time.sleep(LOOK_S)
 
 
 def held_out(experiment: Experiment) -> Experiment:

@@ -32,6 +32,7 @@ class Request:
     wait_s: float = model.WAIT_S  # max wait of the job for its devices, 0 for none
     max_s: float = 0.0  # max time of a session's chains, 0 for no limit
     cells: Collection[str] = ()  # labels of the cells that a session compares, () for all
+    behind: bool = False  # begin when no other job runs or waits on the host: a loop lets people go first
     level: float = 0.0  # of a ledger, for which a chain is long enough; 0 for that of a session
 
     @property

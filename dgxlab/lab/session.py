@@ -6,10 +6,11 @@ same work or start one, and follow it. Kinds of jobs differ only in their plan. 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dgxlab.errors import DgxlabError
+from dgxlab.errors import AGAIN, DgxlabError, HostBusy
 from dgxlab.lab import Lab, Side, Watch, cluster, noted
 from dgxlab.lab.jobs import join, settle, start_and_follow
 from dgxlab.lab.missing import Place, build_of, device_of, everything, place
@@ -18,7 +19,10 @@ from dgxlab.lab.request import Request, compared, sourced
 from dgxlab.model import Device, Experiment, Plan, Source, events
 from dgxlab.source import PinCache
 from dgxlab.tools.profile_files import ALL
-from dgxlab.transport.host import Host
+from dgxlab.transport.host import Host, Probe
+from dgxlab.units import duration
+
+_LOOK_S = 5.0  # pause between two looks at the jobs of others, each of which costs a processor of theirs 0.2 s
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,10 @@ def run(lab: Lab, request: Request, watch: Watch) -> Outcome:
 def _once(lab: Lab, host: Host, request: Request, sides: Sequence[Side], watch: Watch) -> Outcome:
     """Follow or start a job for a request whose sources are made, as `run`."""
     followed = settle(lab, host, request.subject, watch)
-    at = place(lab.store, host, request, sides, prepare(host, sides, watch), followed)
+    probe = prepare(host, sides, watch)
+    if request.behind and not followed:
+        probe = _behind_others(host, request, sides, probe, watch)
+    at = place(lab.store, host, request, sides, probe, followed)
     at, followed = _joined(lab, host, request, sides, at, followed, watch)
     if at.job and cluster.build_first(lab, host, at.job, sides, at.probe, watch):  # others went on meanwhile
         at = place(lab.store, host, request, sides, prepare(host, sides, watch), followed)
@@ -92,6 +99,22 @@ def _once(lab: Lab, host: Host, request: Request, sides: Sequence[Side], watch: 
     error = start_and_follow(lab, host, job, probe, see)
     device = next(reversed(lab.store.devices(job.job_id).values()), outcome.device)  # which node it was is known now
     return replace(outcome, job_id=job.job_id, device=device, measured=len(measured), gates=gates, error=error)
+
+
+def _behind_others(host: Host, request: Request, sides: Sequence[Side], probe: Probe, watch: Watch) -> Probe:
+    """Return the probe of a host on which no other job runs or waits; HostBusy if that takes more than `wait_s`."""
+    end = time.monotonic() + request.wait_s
+    while host.entry.slurm is None:  # Slurm has a queue of its own
+        others = [job_id for job_id, subject in probe.running.items() if subject != request.subject]
+        if not others:
+            break
+        if time.monotonic() >= end:
+            how = f"stayed busy for {duration(request.wait_s)}" if request.wait_s else "is busy"
+            raise HostBusy(f"host {host.name} {how}, with job {others[0]}", next=f"{AGAIN} with --wait MINUTES")
+        noted(watch)(f"job {others[0]} goes first")
+        time.sleep(_LOOK_S)
+        probe = prepare(host, sides, watch)
+    return probe
 
 
 def _joined(
