@@ -90,7 +90,7 @@ static constexpr w4a16_kernel w4a16_packed_mma_kernel_of() {
 
 template <int count>
 static constexpr w4a16_table w4a16_table_of(const w4a16_table_row (&rows)[count], const int64_t max_n, const int64_t min_n = 1) {
-    return {rows, count, max_n, min_n};
+    return rows[0].fills == 0 ? w4a16_table{rows, count, max_n, min_n} : throw "the first row has none before it to give way to";
 }
 
 // Whether the blocks that a row counts on fit a multiprocessor: it keeps 1 KB for each of them.
