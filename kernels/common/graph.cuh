@@ -2,12 +2,16 @@
 
 #pragma once
 
-#include "bench.cuh"
+#include "check.cuh"
+
+#include <cuda_runtime.h>
+#include <functional>
+#include <vector>
 
 using launch_set_t = std::function<void(int, cudaStream_t)>;
 
-// What is enqueued as a CUDA graph; the caller destroys it.
-static inline cudaGraphExec_t captured(const std::function<void(cudaStream_t)> & enqueue) {
+// What is enqueued as a CUDA graph, and how many nodes it has; the caller destroys it.
+static inline cudaGraphExec_t captured(const std::function<void(cudaStream_t)> & enqueue, size_t * nodes = nullptr) {
     cudaStream_t    stream;
     cudaGraph_t     graph;
     cudaGraphExec_t executable;
@@ -15,6 +19,9 @@ static inline cudaGraphExec_t captured(const std::function<void(cudaStream_t)> &
     CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     enqueue(stream);
     CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
+    if (nodes != nullptr) {
+        CUDA_CHECK(cudaGraphGetNodes(graph, nullptr, nodes));
+    }
     CUDA_CHECK(cudaGraphInstantiate(&executable, graph, 0));
     CUDA_CHECK(cudaGraphDestroy(graph));
     CUDA_CHECK(cudaStreamDestroy(stream));

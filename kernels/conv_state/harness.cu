@@ -5,6 +5,7 @@
 // ./harness one SEQS CHANNELS   one launch, for a profiler
 
 #include "../common/copy.cuh"
+#include "../common/bench.cuh"
 #include "../common/graph.cuh"
 #include "../common/verbs.cuh"
 #include "proof.cuh"

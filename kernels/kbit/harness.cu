@@ -6,6 +6,7 @@
 
 #include "../common/copy.cuh"
 #include "../common/cublas.cuh"
+#include "../common/bench.cuh"
 #include "../common/graph.cuh"
 #include "../common/verbs.cuh"
 #include "proof.cuh"

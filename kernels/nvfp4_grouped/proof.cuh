@@ -5,6 +5,7 @@
 #include "../common/buffer.cuh"
 #include "../common/check_selftest.cuh"
 #include "../common/fill.cuh"
+#include "../common/graph.cuh"
 #include "../nvfp4_dequant/reference.cuh"
 #include "rungs.cuh"
 
@@ -160,9 +161,9 @@ static verdict judge(const problem & p, const int64_t stride, const tolerance * 
     return compare(y.data(), reference, (int64_t) y.size() / s.m, s.m, other ? *other : tolerance_of(s));
 }
 
-static bool launched(const problem & p, const rung & r, const device_buffer & scratch) {
+static bool launched(const problem & p, const rung & r, const device_buffer & scratch, cudaGraphExec_t graph = nullptr) {
     p.y.poison();
-    CUDA_CHECK(r.kernel.launch(p.args(scratch), blocks_of(r), nullptr));
+    CUDA_CHECK(graph ? cudaGraphLaunch(graph, nullptr) : r.kernel.launch(p.args(scratch), blocks_of(r), nullptr));
     CUDA_CHECK(cudaDeviceSynchronize());
     return p.y.guards_intact() && scratch.guards_intact() && p.w.guards_intact() && p.x.guards_intact();
 }
@@ -197,22 +198,26 @@ static bool counts_are_right(const rung & r, const moe_shape & like, const std::
     return all;
 }
 
-// Replays read the ids as they are then: other ids with the same scratch memory, more of them on one expert and fewer, and the
-// first again. It is what a captured graph does.
+// A graph's replays read the ids as they are then: other ids with the same scratch memory, more of them on one expert and fewer,
+// and the first again. Its nodes are the launches: two, or three where wide tiles are routed by a launch of its own.
 static bool replays_are_right(const rung & r, const moe_shape & s) {
     problem p(s);
     p.fill(5);
     const device_buffer        scratch(scratch_of(r, p));
     const std::vector<int32_t> evenly = routed_evenly(s, 1), otherwise = routed_evenly(s, 2);
     const std::vector<int32_t> one(s.tokens * s.used, 2);
-    bool                       all  = true;
     int                        turn = 0;
+    size_t                     nodes;
+    const cudaGraphExec_t      graph = captured(
+        [&](cudaStream_t stream) { CUDA_CHECK(r.kernel.launch(p.args(scratch), blocks_of(r), stream)); }, &nodes);
+    bool all = said(nodes == (r.kernel.tile_n > 64 ? 3u : 2u), r.name + " captured in a graph of " + std::to_string(nodes) + " nodes");
     for (const std::vector<int32_t> & ids : {evenly, one, otherwise, evenly}) {
         p.route(ids);
-        const bool    inside = launched(p, r, scratch);
+        const bool    inside = launched(p, r, scratch, graph);
         const verdict v      = judge(p, 1);
         all = said(inside && v.passed, r.name + " replay " + std::to_string(turn++), v.why) && all;
     }
+    CUDA_CHECK(cudaGraphExecDestroy(graph));
     return all;
 }
 

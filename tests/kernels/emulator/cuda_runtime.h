@@ -669,10 +669,70 @@ struct cudaLaunchConfig_t {
     unsigned              numAttrs;
 };
 
+// The launches that were captured; only cudaLaunchKernelEx's are.
+using cudaGraph_t     = std::vector<std::function<void()>> *;
+using cudaGraphExec_t = cudaGraph_t;
+
+static cudaGraph_t emulated_graph = nullptr;  // that is being captured
+
 // After what was launched before, also where it may begin earlier.
 template <typename... P, typename... A>
 static cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t * config, void (*kernel)(P...), const A &... arguments) {
-    emulate([&] { kernel(arguments...); }, config->gridDim, config->blockDim, (int) config->dynamicSmemBytes);
+    const auto launch = [=, grid = config->gridDim, block = config->blockDim, shared = (int) config->dynamicSmemBytes] {
+        emulate([&] { kernel(arguments...); }, grid, block, shared);
+    };
+    if (config->gridDim.x == 0) {
+        return cudaErrorInvalidValue;
+    }
+    if (emulated_graph != nullptr) {
+        emulated_graph->push_back(launch);
+    } else {
+        launch();
+    }
+    return cudaSuccess;
+}
+
+enum { cudaStreamNonBlocking, cudaStreamCaptureModeThreadLocal };
+
+static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t * stream, int) {
+    *stream = nullptr;
+    return cudaSuccess;
+}
+
+static inline cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
+
+static inline cudaError_t cudaStreamBeginCapture(cudaStream_t, int) {
+    emulated_graph = new std::vector<std::function<void()>>;
+    return cudaSuccess;
+}
+
+static inline cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t * graph) {
+    *graph         = emulated_graph;
+    emulated_graph = nullptr;
+    return cudaSuccess;
+}
+
+static inline cudaError_t cudaGraphGetNodes(cudaGraph_t graph, void *, size_t * nodes) {
+    *nodes = graph->size();
+    return cudaSuccess;
+}
+
+static inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t * executable, cudaGraph_t graph, int) {
+    *executable = new std::vector<std::function<void()>>(*graph);
+    return cudaSuccess;
+}
+
+static inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    delete graph;
+    return cudaSuccess;
+}
+
+static inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) { return cudaGraphDestroy(executable); }
+
+static inline cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t) {
+    for (const auto & launch : *executable) {
+        launch();
+    }
     return cudaSuccess;
 }
 
