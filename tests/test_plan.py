@@ -8,8 +8,9 @@ import pytest
 from dgxlab import compare, plan
 from dgxlab.errors import SpecError
 from dgxlab.model import ChainStep, GateStep, ModelStep, ParityGate, Plan, Source, from_json, to_json
-from dgxlab.model.experiment import DerivedModel, EngagedGate, Experiment, FileModel, Session, SyntheticModel
+from dgxlab.model.experiment import DerivedModel, EngagedGate, Experiment, FileModel, Session, SyntheticModel, root_of
 from dgxlab.spec import load
+from dgxlab.synth.tensors import EXPERTS
 from dgxlab.tools import PerplexityGate
 from tests import toy
 from tests.conftest import PROJECT
@@ -194,3 +195,14 @@ def test_each_pair_is_one_command(names: tuple[str, str], thermal: str) -> None:
     assert any(chain.absent for chain in session.chains)
     gates = {step.arm for step in session.steps if isinstance(step, GateStep)}
     assert gates == set(names)
+
+
+def test_no_router_decides_a_kld() -> None:
+    """Tokens with other experts than the reference's decide a mean, whatever the arms do: so all experts are used."""
+    unused = {}
+    for experiment in map(load, PROJECT.glob("experiments/*/*.yaml")):
+        for gate in experiment.gates:
+            model = root_of(experiment.models[gate.model]) if isinstance(gate, PerplexityGate) else None
+            if isinstance(model, SyntheticModel) and model.arch in EXPERTS:
+                unused[experiment.name, model.quant] = model.n_expert - model.n_expert_used
+    assert unused == {("h200-nvfp4-moe-on", "NVFP4"): 0, ("spark-fp4-accumulate", "MXFP4_MOE"): 0}
