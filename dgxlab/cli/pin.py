@@ -110,7 +110,7 @@ def check(
 
 
 def _table(rows: Sequence[Upgrade]) -> str:
-    """Return a line for each row, and below it the reasons."""
+    """Return a line for each gate of each row, and below them the reasons."""
     from dgxlab.judgement import session_verdict
 
     yes = {True: "yes", False: "no", None: "-"}
@@ -118,11 +118,11 @@ def _table(rows: Sequence[Upgrade]) -> str:
     notes = []
     for row in rows:
         name = row.series or "stock"
-        counts = "; ".join(f"{op} {count}" for op, count in row.gates.items())
         verdict = session_verdict([verdict.verdict for _, verdict in row.verdicts]) if row.verdicts else "-"
-        gates = f"{counts}{' (failed)' * (row.passed is False)}" if counts else yes[row.passed]
-        words = {"series": name, "applies": yes[row.applies], "builds": yes[row.builds], "gates": gates}
-        shown.append({**words, "screen": verdict})
+        first, *more = [f"{op} {count}" for op, count in row.gates.items()] or [yes[row.passed]]
+        words = {"series": name, "applies": yes[row.applies], "builds": yes[row.builds], "gates": first}
+        shown.append({**words, "screen": verdict, "sessions": " ".join(each[-6:] for each in row.sessions) or "-"})
+        shown += [{column: gate if column == "gates" else "" for column in shown[0]} for gate in more]
         notes += [f"{name}: {text}" for text in shown_verdicts(row.verdicts)]
         notes += [f"{name}: {row.reason}{f'; next: {row.next}' if row.next else ''}"] if row.reason else []
         notes += [f"{name}: {problem}" for problem in row.problems]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from dgxlab.units import duration
 
 if TYPE_CHECKING:
     from dgxlab.lab.watching import Round
+    from dgxlab.model.events import Event
 
 
 def watch(
@@ -42,10 +44,19 @@ def watch(
     out.note(workspace.where)
     count = 0
     with workspace.lab(create=True) as lab, suppress(KeyboardInterrupt):  # also while a line is printed
-        for each in rounds(lab, request):
+        for each in rounds(lab, request, partial(_bar, out)):
             count = each.number
             out.lines([vars(each)], partial(_line, each))
     out.note(f"stopped after {plural(count, 'round')}")
+
+
+@contextmanager
+def _bar(out: Out) -> Iterator[Callable[[Event], None]]:
+    """Show the progress of one round on a terminal, without the lines of its steps."""
+    from dgxlab.cli._display import display
+
+    with display(out) as show:
+        yield lambda event: show(event) if event.event in ("lock", "step", "progress") else None
 
 
 def _line(done: Round) -> str:

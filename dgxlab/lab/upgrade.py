@@ -126,14 +126,16 @@ class Check:
         error = outcome.error
         if error and not isinstance(error, FAULTS):
             raise error
-        counts = {}
+        counts, sessions = {}, dict.fromkeys(filter(None, [outcome.job_id]))
         for gate in new.gates:
             assert isinstance(gate, ParityGate)
             question = gate_digest(gate, gate_step("", "", gate, new).env)
             if seen := lab.store.latest_gate(outcome.build, outcome.device.id, question):
-                counts[gate.op] = f"{seen['passed']}/{seen['total']}, {seen['unsupported']} unsupported"
+                ended = "" if seen["status"] == "passed" else f" ({seen['status']})"
+                counts[gate.op] = f"{seen['passed']}/{seen['total']}, {seen['unsupported']} unsupported{ended}"
+                sessions[seen["job_id"]] = None
         built = not isinstance(error, BuildFailed)
-        row = replace(row, builds=built, gates=counts, sessions=tuple(filter(None, [outcome.job_id])))
+        row = replace(row, builds=built, gates=counts, sessions=tuple(sessions))
         if error is None:
             return replace(row, passed=True)
         return replace(row, passed=False if built else None, reason=cause(error), next=error.next)

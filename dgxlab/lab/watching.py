@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dgxlab.errors import DgxlabError, Interrupted
-from dgxlab.lab import Lab
+from dgxlab.lab import Lab, Watch
 from dgxlab.lab.jobs import settle
 from dgxlab.lab.request import Request
 from dgxlab.lab.session import run
@@ -32,9 +32,10 @@ class Round:
     error: str = ""  # in words, "" if all went well
 
 
-def rounds(lab: Lab, request: Request) -> Iterator[Round]:
+def rounds(lab: Lab, request: Request, shown: Callable[[], AbstractContextManager[Watch]]) -> Iterator[Round]:
     """Yield a round for the checkout `request.tree` as it is now, and one for each later state of it, without end.
 
+    `shown` is called for each round, to show its job while it runs.
     On Ctrl-C the job that runs is cancelled and the rounds end. A state that was saved during a round comes next.
 
     Raises DgxlabError for an error before the first job runs; later ones are in their round.
@@ -48,7 +49,7 @@ def rounds(lab: Lab, request: Request) -> Iterator[Round]:
                 time.sleep(LOOK_S)
                 continue
             last, number = seen, number + 1
-            yield _round(lab, request, number)
+            yield _round(lab, request, number, shown)
     except KeyboardInterrupt:
         pass
     except Interrupted as stopped:
@@ -58,10 +59,11 @@ def rounds(lab: Lab, request: Request) -> Iterator[Round]:
             settle(lab, host, None, lambda event: None)
 
 
-def _round(lab: Lab, request: Request, number: int) -> Round:
+def _round(lab: Lab, request: Request, number: int, shown: Callable[[], AbstractContextManager[Watch]]) -> Round:
     begin = time.monotonic()
     try:
-        outcome = run(lab, request, lambda event: None)
+        with shown() as watch:
+            outcome = run(lab, request, watch)
     except Interrupted:
         raise
     except DgxlabError as error:

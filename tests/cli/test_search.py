@@ -160,7 +160,7 @@ def test_a_new_pin_is_tried_with_every_series(many: Project) -> None:
     counts = "MUL_MAT 4/4, 1 unsupported"
     assert [counts in rows[name] for name in ("stock", "many", "other")] == [True, False, True]
     assert "many: series many: toy-break.patch does not apply" in ran.out
-    assert rows["alone"].split() == ["alone", "yes", "-", "-", "-"]  # it would be stock
+    assert rows["alone"].split() == ["alone", "yes", *"----"]  # it would be stock
     assert ran.error == f"not everything is well on pin {later[:12]}: many"
     assert "next: dgxlab noise" in ran.out  # without a noise floor nothing can be screened
     many.ok("noise", "plain")
@@ -169,7 +169,9 @@ def test_a_new_pin_is_tried_with_every_series(many: Project) -> None:
     assert (row["series"], row["applies"], row["builds"], row["passed"]) == ("other", True, True, True)
     assert stock["gates"] == {"MUL_MAT": "4/4, 1 unsupported"}
     assert row["gates"] == {**stock["gates"], "ADDED": "4/4, 1 unsupported"}  # llama.cpp as it is has no such operation
-    assert [len(each["sessions"]) for each in (stock, row)] == [1, 1]  # screens: the gates had passed on these builds
+    kinds = {each["session"]: each["kind"] for each in many.json("sessions")}
+    assert [*kinds.values()] == ["gate", "gate", "noise", "screen", "screen"]  # no gate again on the same builds
+    assert [[kinds[each] for each in row["sessions"]] for row in (stock, row)] == [["gate", "screen"]] * 2
     for each in (stock, row):
         assert [subject["name"] for subject, _ in each["verdicts"]] == ["pp16", "pp32", "tg4"]
         assert {verdict["verdict"] for _, verdict in each["verdicts"]} <= {"inconclusive", "same"}
