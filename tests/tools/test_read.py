@@ -3,6 +3,7 @@
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,15 +23,21 @@ def values(row: Row) -> dict[str, tuple[str, tuple[float, ...]]]:
     return {each.metric: (each.unit, each.values) for each in row.values}
 
 
-READINGS = json.loads((GOLDEN / "readings.json").read_text())
-"""By capture its tool, its format and what is read of it."""
+READINGS: dict[str, list[str]] = {}
+"""By capture, lines of JSON: the file with its tool and format, then each row that is read of it."""
+for line in (GOLDEN / "readings.jsonl").read_text().splitlines():
+    if line.startswith('{"file": '):
+        READINGS[json.loads(line)["file"]] = lines = []
+    lines.append(line)
 
 
 @pytest.mark.parametrize("name", READINGS)
 def test_real_output_is_known_by_its_looks_and_read_value_by_value(name: str) -> None:
     imported = golden(name)
     tool, kind = imported.tool, imported.format
-    assert {"tool": tool, "format": kind, **to_json(imported.reading)} == READINGS[name]
+    about: dict[str, Any] = to_json(imported.reading)
+    rows = about.pop("rows")
+    assert list(map(json.dumps, [{"file": name, "tool": tool, "format": kind, **about}, *rows])) == READINGS[name]
     assert golden(name, tool, kind) == golden(name, tool) == golden(name, format=kind) == imported
 
 
