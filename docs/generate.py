@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,20 @@ ROOT = Path(__file__).parent.parent
 SCHEMA = json.loads((ROOT / "schema" / "experiment.schema.json").read_text())
 
 
-def usage(*command: str) -> str:
-    """Return a command's help in a code block, 80 columns wide."""
+EVERY = ("--db", "--format", "--quiet", "--help")
+"""Options of every command, which the program's own help alone shows here."""
+MEASURING = ("--host", "--set", "--trust-source", "--wait", "--nodes")
+"""Options of every command that measures."""
+
+
+def usage(*command: str, without: Collection[str] = ()) -> str:
+    """Return a command's help in a code block, 80 columns wide, without these options."""
     argv = [sys.executable, "-m", "dgxlab", *command, "--help"]
     env = {**os.environ, "COLUMNS": "80", "LC_ALL": "C.UTF-8"}
     text = subprocess.run(argv, env=env, capture_output=True, encoding="utf-8", check=True).stdout
+    for option in (*EVERY, *without) if command else ():
+        text = re.sub(rf"(?m)^  (?:-\w, )?{option}\b.*\n(?:   .*\n)*", "", text)
+    text = re.sub(r"\nOptions:\n(?=\n|$)", "", text)
     return f"```text\n{text}```"
 
 

@@ -17,9 +17,6 @@ from faults.campaign import Tally, campaign, trials
 from faults.fault import Fault
 from faults.kinds import FAULTS
 
-SHOWN = 5
-"""How many of the states that a kind of fault met the list shows, the most frequent first."""
-
 
 def main() -> int:
     """Run the requested campaign and print its table; return the exit status."""
@@ -72,9 +69,7 @@ def table(faults: list[Fault[Any]], tallies: dict[str, Tally]) -> str:
         tally = tallies[fault.name]
         bound = "-" if tally.failures else f"{100 * tally.bound:.3g} %"
         rows.append(f"| `{fault.name}` | {tally.trials:,} | {len(tally.failures)} | {bound} |")
-        met = [f"{word} {count:,}" for word, count in tally.met.most_common(SHOWN)]
-        met += [f"and {others} more"] if (others := len(tally.met) - SHOWN) > 0 else []
-        note = f"- `{fault.name}`: {fault.what}. Must hold: {fault.holds}. Met: {'; '.join(met)}."
+        note = f"- `{fault.name}`: {fault.what}. Must hold: {fault.holds}."
         notes.append(textwrap.fill(note, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
     return "\n".join([*rows, "", *notes])
 
