@@ -1,7 +1,7 @@
 """Pictures, PNG for documents and SVG for pages: the only module that draws, with matplotlib.
 
-`draw` takes a report: throughput against the number of sequences or n, and profiles. `chains.chain` takes a session of
-two arms: the value of every run over time, with temperature and clock beneath. The same record gives the same bytes.
+`figures` takes a report: throughput against the number of sequences or n, and profiles. `chains.figure` takes a session
+of two arms: the value of every run over time, with temperature and clock beneath. The same record gives the same bytes.
 matplotlib is an extra, `dgxlab[plots]`, and imported inside the functions that draw.
 """
 
@@ -226,15 +226,6 @@ class Chart:
     curves: Mapping[str, Mapping[str, Sequence[Mark]]]  # by line name ("" for a single line), then by metric; by x
     shared: tuple[str, ...]  # settings common to all lines
     origins: tuple[Provenance, ...]
-
-
-def draw(report: Report, folder: Path, stem: str) -> list[Path]:
-    """Write the `figures` of a report as PNG files into a folder, and return their paths.
-
-    Raises:
-        UsageError: if there is no matplotlib, or a file cannot be written.
-    """
-    return [write(figure, folder / f"{name}.png") for name, figure in figures(report, stem)]
 
 
 def figures(report: Report, stem: str) -> Iterator[tuple[str, Figure]]:

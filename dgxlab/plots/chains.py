@@ -5,7 +5,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dgxlab import judgement, plots, units
@@ -70,14 +69,6 @@ class Point(NamedTuple):
     at: float
     value: float | None
     counts: bool
-
-
-def chain(store: Store, job_id: str, path: Path) -> Path:
-    """Write the picture of a session of two arms to `path`, and return the path.
-
-    Raises UsageError if the session has no chains or has not ended, or the picture cannot be drawn or written.
-    """
-    return plots.write(figure(store, job_id), path)
 
 
 def figure(store: Store, job_id: str) -> Figure:

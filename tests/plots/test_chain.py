@@ -1,7 +1,6 @@
 """The picture of a session: what is on it, run by run, and that there is none before its end."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -188,22 +187,20 @@ def test_an_a_a_session_is_called_one(store: Store) -> None:
     assert panels(figure)["tg32"].get_title(loc="right").startswith("A/A: ")
 
 
-def test_nothing_is_drawn_before_the_end(store: Store, tmp_path: Path) -> None:
+def test_nothing_is_drawn_before_the_end(store: Store) -> None:
     session = session_of_two(store, A, bench=STREAM).build().gates().chains(value)
-    path = tmp_path / "chain.png"
     session.save()
     with pytest.raises(UsageError, match="has not ended") as refused:
-        chains.chain(store, A, path)
+        chains.figure(store, A)
     assert refused.value.next == f"dgxlab attach {A}"
-    assert not path.exists()
     session.gates(after=True).end()
-    assert chains.chain(store, A, path).exists()
+    assert chains.figure(store, A).axes
 
 
-def test_other_sessions_have_no_chains(store: Store, tmp_path: Path) -> None:
+def test_other_sessions_have_no_chains(store: Store) -> None:
     Session(store, h200(bench=STREAM), A).build().gates().end()
     session_of_two(store, B, bench=STREAM).build().end("failed", 5)
     for job_id, words in ((A, "held no chains"), (B, "ended before any run of a chain")):
         with pytest.raises(UsageError, match=words) as refused:
-            chains.chain(store, job_id, tmp_path / "chain.png")
+            chains.figure(store, job_id)
         assert refused.value.next == f"dgxlab report {job_id}"

@@ -26,11 +26,17 @@ def size_of(path: Path) -> tuple[int, int]:
         return image.size
 
 
+def drawn(store: Store, job_id: str, path: Path) -> Path:
+    return plots.write(chains.figure(store, job_id), path)
+
+
 def test_they_are_png_of_the_size_asked_for(store: Store, tmp_path: Path) -> None:
     whole(store)
-    written = plots.draw(collect(store, "h200"), tmp_path / "pictures", "h200")
+    folder = tmp_path / "pictures"
+    made = plots.figures(collect(store, "h200"), "h200")
+    written = [plots.write(figure, folder / f"{name}.png") for name, figure in made]
     assert [path.name for path in written] == ["h200-ops.png", "h200-concurrency.png"]
-    assert sorted(written) == sorted((tmp_path / "pictures").iterdir())
+    assert sorted(written) == sorted(folder.iterdir())
     for path in written:
         width, height = size_of(path)
         assert width == plots.WIDTH * plots.DPI
@@ -39,13 +45,13 @@ def test_they_are_png_of_the_size_asked_for(store: Store, tmp_path: Path) -> Non
 
 def test_the_same_record_gives_the_same_bytes(store: Store, tmp_path: Path) -> None:
     held(store)
-    first = chains.chain(store, A, tmp_path / "one.png").read_bytes()
+    first = drawn(store, A, tmp_path / "one.png").read_bytes()
     with mpl.rc_context({"font.size": 20.0, "axes.grid": False, "lines.linewidth": 9.0, "savefig.dpi": 10}):
-        second = chains.chain(store, A, tmp_path / "two.png").read_bytes()
+        second = drawn(store, A, tmp_path / "two.png").read_bytes()
         assert mpl.rcParams["font.size"] == 20.0
     assert first == second
     held(store, B)
-    assert first != chains.chain(store, B, tmp_path / "other.png").read_bytes()
+    assert first != drawn(store, B, tmp_path / "other.png").read_bytes()
 
 
 def test_an_earlier_picture_is_replaced_whole(store: Store, tmp_path: Path) -> None:
@@ -53,11 +59,11 @@ def test_an_earlier_picture_is_replaced_whole(store: Store, tmp_path: Path) -> N
     path = tmp_path / "pictures" / "chain.png"
     path.parent.mkdir()
     path.write_bytes(b"an old one")
-    chains.chain(store, A, path)
+    drawn(store, A, path)
     assert size_of(path)[0] == plots.WIDTH * plots.DPI
     assert list(path.parent.iterdir()) == [path]
     with pytest.raises(UsageError, match="cannot be written: ") as error:
-        chains.chain(store, A, path / "below-a-file.png")
+        drawn(store, A, path / "below-a-file.png")
     assert error.value.next == f"ls -ld {path}"
 
 
@@ -85,13 +91,13 @@ from dgxlab.plots import chains
 from dgxlab.report import collect
 from dgxlab.store import Store
 with Store.open(Path(sys.argv[1])) as store:
-    drawn, made = Path("x.png"), collect(store, "h200")
-    for ask in (lambda: chains.chain(store, sys.argv[2], drawn), lambda: plots.draw(made, Path(), "x")):
+    made = collect(store, "h200")
+    for ask in (lambda: chains.figure(store, sys.argv[2]), lambda: list(plots.figures(made, "x"))):
         try:
             ask()
         except UsageError as error:
             print(error.message, error.next, sep="\\n")
-    print(plots.draw(collect(store, job_id=sys.argv[2]), Path(), "x"))
+    print(list(plots.figures(collect(store, job_id=sys.argv[2]), "x")))
 """
     command = [sys.executable, "-c", code, str(store.path), A]
     ran = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)

@@ -122,6 +122,6 @@ def test_pictures(store: Store, tmp_path: Path) -> None:
     from dgxlab import plots
 
     profiled(store, "moe", "20261120-090000-moe", STEP)
-    (path,) = plots.draw(collect(store, "moe"), tmp_path, "moe")
-    assert path.name == "moe-profile.png"
-    assert path.read_bytes().startswith(b"\x89PNG")
+    ((name, figure),) = plots.figures(collect(store, "moe"), "moe")
+    assert name == "moe-profile"
+    assert plots.write(figure, tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
