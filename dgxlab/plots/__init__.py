@@ -126,7 +126,7 @@ def _origins(provenances: Sequence[Provenance]) -> list[str]:
     builds = {}
     for origin in unique:
         series = ", ".join(f"{ref.name}@{ref.digest[:12]}" for ref in origin.series) or "none"
-        builds[origin.experiment] = f"pin {origin.pin[:12]} · series {series}" + " · dirty tree" * origin.dirty
+        builds[origin.experiment] = f"pin {origin.pin[:12]} · series {series}" + " · working tree" * origin.dirty
     synthetic = sorted({model for origin in unique for model in origin.synthetic})
     return [
         f"session {' · '.join(sessions)}" if sessions else "no session",

@@ -214,7 +214,7 @@ def _facts(store: Store, job: Job, arm: Provenance, row: Mapping[str, Any]) -> I
     yield "tree", row["tree"]
     yield "commit", row["commit_id"]
     yield "series", ", ".join(f"{ref.name}@{ref.digest}" for ref in arm.series) or "none"
-    yield "dirty", "yes, a checkout with changes" if row["dirty"] else "no"
+    yield "dirty", "yes, a working tree" if row["dirty"] else "no"
     yield "build", row["build_id"]
     yield "cmake definitions", " ".join(f"{name}={value}" for name, value in sorted(cmake.items()))
     yield from ((tool, tools.get(tool, "")) for tool in ("cc", "cxx", "cmake", "nvcc", "machine"))

@@ -275,7 +275,7 @@ def _line(table: Table, moved: Row) -> Iterator[_Part]:
         yield "", "; ".join(of_arms(name, *values) for name, values in table.differ.items())
     sides = [origin.provenance for origin in _sides(table)]
     if any(side.dirty for side in sides):
-        yield "dirty", "tree"
+        yield "working tree", "as it was on the disk"
     if synthetic := list(dict.fromkeys(name for side in sides for name in side.synthetic)):
         yield "synthetic model", ", ".join(synthetic) + (f": {ARITHMETIC}" if table.form == "gates" else "")
     if beside.sources and table.kind != "published":
@@ -343,7 +343,7 @@ def _sources(table: Table) -> Iterator[tuple[object, _Note]]:
         if table.kind == "arms" and side.label != experiment:
             title = f"{side.label} (experiment {experiment})"
         origin = side.provenance
-        tree = f"tree {origin.tree[:12]}{' (dirty)' * origin.dirty}"
+        tree = f"tree {origin.tree[:12]}{' (working tree)' * origin.dirty}"
         facts = [
             f"session {', '.join(origin.sessions) or units.MISSING}",
             f"host {origin.host} · backend {origin.backend}",

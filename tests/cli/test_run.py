@@ -128,7 +128,7 @@ def test_dirty_tree_is_built_and_said(project: Project, tmp_path: Path) -> None:
     before = toy.git(checkout, "status", "--porcelain")
     ran = project.run("run", TOY, "--tree", checkout)
     assert (ran.rc, toy.git(checkout, "status", "--porcelain")) == (0, before)
-    assert ran.out.count("**dirty** tree") == 4
+    assert ran.out.count("**working tree** as it was on the disk") == 4
     assert "8 cells, 8 measured now, 0 up to date" in ran.err
 
 

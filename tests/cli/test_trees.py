@@ -38,8 +38,8 @@ def test_a_working_tree_against_stock(project: Project, checkout: Path, tmp_path
     assert title.endswith(f": A/B of {tree} against stock")
     assert "1 file changed, 1 insertion(+), 1 deletion(-) since pin" in ran.err
     assert "| pp16 | slower |" in ran.out
-    assert "**dirty** tree" in ran.out
-    assert "dirty" not in project.ok("report", "stock").out
+    assert "**working tree** as it was on the disk" in ran.out
+    assert "working tree" not in project.ok("report", "stock").out
     # the changes are in the record: they make the checkout again
     session = title.split()[2].rstrip(":")
     kept = tmp_path / "kept.patch"

@@ -105,7 +105,7 @@ def test_experiments_of_one_report_are_lines_of_one_picture(report: Report) -> N
     picture = chart(replace(report, tables=(first, other)), "concurrency")
     assert list(picture.curves) == ["h200", "w4a16"]
     above = words(plots.figure(picture))
-    assert "w4a16: pin e3a74b299085 · series none · dirty tree" in above
+    assert "w4a16: pin e3a74b299085 · series none · working tree" in above
 
 
 def test_many_lines_are_spread_over_pictures(report: Report) -> None:
