@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 _UNCOMPILED = {
-    "some": "its CUDA files were not compiled, as GGML_CUDA is off",
-    "all": "it changes CUDA files and their tests alone, and as GGML_CUDA is off, nothing of it was tried",
+    "some": "CUDA files were not compiled, as GGML_CUDA is off",
+    "all": "CUDA files and their tests alone: nothing was tried, as GGML_CUDA is off",
 }
 
 
@@ -126,5 +126,7 @@ def _table(rows: Sequence[Upgrade]) -> str:
         notes += [f"{name}: {text}" for text in shown_verdicts(row.verdicts)]
         notes += [f"{name}: {row.reason}{f'; next: {row.next}' if row.next else ''}"] if row.reason else []
         notes += [f"{name}: {problem}" for problem in row.problems]
-        notes += [f"{name}: {_UNCOMPILED[row.uncompiled]}"] if row.uncompiled else []
+    for which, why in _UNCOMPILED.items():
+        names = [row.series for row in rows if row.uncompiled == which]
+        notes += [f"{', '.join(names)}: {why}"] if names else []
     return "\n".join([table(shown), *([""] if notes else []), *notes])
