@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dgxlab import stats
+from dgxlab import series, stats
 from dgxlab.errors import BuildFailed, ConditionsError, GateFailed, RemoteError, UsageError
 from dgxlab.judgement import gate_name, recorded
 from dgxlab.judgement.verdicts import Judged, doubts
@@ -86,10 +86,9 @@ def held_out(store: Store) -> set[str]:
 def begin(store: Store, baseline: str, host: str, because: str, source: Source, diff: str, parent: str | None) -> str:
     """Record a new try, and return its id."""
     try_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{baseline}-{secrets.token_hex(3)}"
-    lines = [line for line in diff.splitlines() if line[:1] in ("+", "-") and line[:3] not in ("+++", "---")]
     about = {"try_id": try_id, "baseline": baseline, "host": host, "at": time.time(), "because": because}
-    built = {"pin": source.pin, "tree": source.tree, "diff_digest": _digest(diff), "diff": diff, "lines": len(lines)}
-    store.put("tries", {**about, **built, "parent": parent})
+    built = {"pin": source.pin, "tree": source.tree, "diff_digest": _digest(diff), "diff": diff}
+    store.put("tries", {**about, **built, "lines": series.changed_lines(diff), "parent": parent})
     return try_id
 
 

@@ -90,11 +90,12 @@ def _side(cache: PinCache, experiment: Experiment, tree: Path | Source | None, w
     if tree is None:
         return Side(experiment, source)
     name = f"{experiment.name[:_NAMED]}{OF_TREE}{source.tree[:_DIGITS]}"
-    changed = cache.git.run("diff", "--shortstat", source.pin, source.commit).strip() or "nothing changed"
+    diff = series.diff(cache, source)
     what = f"{tree}, " if isinstance(tree, Path) else ""
-    noted(watch)(f"{name} is {what}tree {source.tree[:12]}: {changed} since pin {source.pin[:12]}")
+    changed = f"{series.changed_lines(diff)} changed lines since pin {source.pin[:12]}"
+    noted(watch)(f"{name} is {what}tree {source.tree[:12]}: {changed}")
     named = replace(experiment, name=name, hypothesis="", series=())
-    return Side(named, source, series.diff(cache, source))
+    return Side(named, source, diff)
 
 
 def source_of(cache: PinCache, experiment: Experiment, tree: Path | Source | None, watch: Watch) -> Source:

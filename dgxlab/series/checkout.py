@@ -42,9 +42,8 @@ def apply_tree(cache: PinCache, pin: str, checkout: Path) -> Source:
     Raises:
         SpecError: if it is not a checkout of llama.cpp, is not based on the pin, or has links out of it or submodules.
     """
-    cache.require(pin)
-    tree = _snapshot(cache, _based(checkout, pin), pin)
-    source = _source(cache, pin, tree)
+    base = cache.require(pin)
+    source = _source(cache, pin, base, _snapshot(cache, _based(checkout, pin), pin))
     if source.commit == pin:
         return source
     commit = source.commit
@@ -67,7 +66,7 @@ def remake(cache: PinCache, pin: str, tree: str, changes: str) -> Source:
 
     Raises SpecError if the diff does not give that tree: some of its text is not UTF-8, and was recorded as "?".
     """
-    cache.require(pin)
+    base = cache.require(pin)
     if cache.git.attempt("cat-file", "-e", f"{tree}^{{tree}}").rc != 0:
         with cache.scratch() as folder:
             git = cache.git.configured(GIT_INDEX_FILE=folder / "index")
@@ -76,12 +75,12 @@ def remake(cache: PinCache, pin: str, tree: str, changes: str) -> Source:
             if git.run("write-tree") != tree:
                 message = f"the recorded changes over pin {pin[:12]} do not give tree {tree[:12]}"
                 raise SpecError(message, next="take another reference with --parent")
-    return _source(cache, pin, tree)
+    return _source(cache, pin, base, tree)
 
 
-def _source(cache: PinCache, pin: str, tree: str) -> Source:
-    """Return a tree of the cache as a source: one commit on the pin, the same in every cache."""
-    if tree == cache.git.run("rev-parse", f"{pin}^{{tree}}"):
+def _source(cache: PinCache, pin: str, base: str, tree: str) -> Source:
+    """Return a tree of the cache as a source: one commit on the pin, whose own tree is `base`; equal in every cache."""
+    if tree == base:
         return Source(pin, tree, pin, dirty=True)
     commit = cache.git.run("commit-tree", tree, "-p", pin, input="a checkout as it was\n")
     return Source(pin, tree, commit, dirty=True)
@@ -103,6 +102,11 @@ def diff(cache: PinCache, source: Source) -> str:
         message = f"the checkout differs from pin {source.pin[:12]} by {len(text) >> 20} MiB, too much to record"
         raise SpecError(message, next="set llama_cpp.pin to the checkout's own base")
     return text
+
+
+def changed_lines(diff: str) -> int:
+    """Return how many lines a diff adds and removes."""
+    return sum(line[:1] in ("+", "-") and line[:3] not in ("+++", "---") for line in diff.splitlines())
 
 
 def export(
@@ -199,7 +203,7 @@ def _begin_index(git: Git, own: Git, pin: str, index: Path) -> None:
     listed, differing = git.attempt("ls-files", "-v"), git.attempt("diff-index", "--cached", "--name-only", "-z", pin)
     if listed.rc or differing.rc or any(line[:1] != b"H" for line in listed.out.splitlines()):
         index.unlink(missing_ok=True)
-    else:
+    elif differing.out:
         git.run("update-index", "-z", "--force-remove", "--stdin", input=differing.out)
 
 

@@ -68,16 +68,17 @@ class PinCache:
                 self._prepare()
                 self._take_from_first(pin, sources, on_progress)
 
-    def has(self, pin: str) -> bool:
-        """Return whether a pin is in the cache, with all its files."""
-        return self.git.attempt("rev-parse", "--quiet", "--verify", f"{PINS}{pin}^{{tree}}").rc == 0
+    def has(self, pin: str) -> str:
+        """Return the tree of a pin that is in the cache, with all its files; "" if it is not."""
+        return self.git.attempt("rev-parse", "--quiet", "--verify", f"{PINS}{pin}^{{tree}}").text
 
-    def require(self, pin: str) -> None:
-        """Raise a SpecError unless the pin is in the cache."""
+    def require(self, pin: str) -> str:
+        """Return the tree of a pin; SpecError if it is not in the cache."""
         check_pin(pin)
-        if not self.has(pin):
-            message = f"pin {pin[:12]} is not in the cache {self.path}"
-            raise SpecError(message, next=f"dgxlab patch check --pin {pin} fetches it")
+        if tree := self.has(pin):
+            return tree
+        message = f"pin {pin[:12]} is not in the cache {self.path}"
+        raise SpecError(message, next=f"dgxlab patch check --pin {pin} fetches it")
 
     def pins(self) -> list[str]:
         """Return all pins in the cache, in no particular order."""

@@ -36,7 +36,7 @@ def test_a_working_tree_against_stock(project: Project, checkout: Path, tmp_path
     title = ran.out.splitlines()[0]
     (tree,) = {word for word in title.replace(":", " ").split() if word.startswith("stock-tree-")}
     assert title.endswith(f": A/B of {tree} against stock")
-    assert "1 file changed, 1 insertion(+), 1 deletion(-) since pin" in ran.err
+    assert "2 changed lines since pin" in ran.err
     assert "| pp16 | slower |" in ran.out
     assert "**working tree** as it was on the disk" in ran.out
     assert "working tree" not in project.ok("report", "stock").out
