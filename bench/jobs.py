@@ -70,7 +70,8 @@ def _carry_out(host: Host, work: Plan, runs: int) -> float:
     job = replace(work, job_id=plan.new_job_id("bench"))
     begin = time.perf_counter()
     host.submit(job)
-    journal = b"".join(host.follow(job.job_id, 0))
+    journal = bytearray()
+    host.follow(job.job_id, 0, journal.extend)
     seconds = time.perf_counter() - begin
     events = [json.loads(line) for line in journal.splitlines()]
     valid = sum(event["event"] == "run" and event["status"] == "valid" for event in events)
@@ -120,8 +121,7 @@ from dgxlab.transport.ssh import SshTransport
 host = Host(SshTransport("box", "box", python=sys.executable))
 host.jobs()
 for line in sys.stdin:
-    for piece in host.follow(line.strip(), 0):
-        pass
+    host.follow(line.strip(), 0, len)
     print(line, end="", flush=True)
 """
 

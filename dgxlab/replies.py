@@ -16,6 +16,9 @@ SLURMS_WORD = "slurm.end"
 LIVE = ("queued", "running")
 """States of a job that was started and has not ended."""
 
+END = b"\0"
+"""Begins the line after a journal: no line of a journal begins with it."""
+
 _UNSEALED = {"exit_code", "status", "message", "next", "t", "journal_bytes", "journal_sha256"}
 """Fields of an older agent's final status, which has no digest of its own."""
 

@@ -11,7 +11,7 @@ status ROOT JOB         the job's state
 jobs ROOT               every job's state, name, kind and age
 plan ROOT JOB           the job's plan
 raw ROOT JOB LIMIT      the job's raw files, unless they are larger than LIMIT bytes
-follow ROOT JOB OFFSET  the job's journal from this byte on, until the job ends
+follow ROOT JOB OFFSET  the job's journal from this byte on, until the job ends; then END and the job's state
 output ROOT JOB         what the job's builds print, until the job has built or ended
 cancel ROOT JOB         end the job
 inventory ROOT          size and last use of everything under the root
@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dgxlab.errors import AGAIN, DgxlabError, RemoteError
-from dgxlab.replies import LIVE
+from dgxlab.replies import END, LIVE
 
 if TYPE_CHECKING:
     from dgxlab.agent.environment import Root
@@ -128,8 +128,11 @@ def submit(root: str, job_id: str, sha256: str) -> dict[str, Any]:
     return vars(status)
 
 
-def follow(root: str, job_id: str, offset: str) -> None:
-    """Copy the complete lines of a job's journal to stdout, from byte `offset` on, until the job ends or is damaged."""
+def follow(root: str, job_id: str, offset: str) -> dict[str, Any]:
+    """Copy the complete lines of a job's journal to stdout, from byte `offset` on, until the job ends or is damaged.
+
+    END follows them. Returns the job's state.
+    """
     job, at = _job(root, job_id), int(offset)
     while True:
         now = job.status()
@@ -141,7 +144,8 @@ def follow(root: str, job_id: str, offset: str) -> None:
             sys.stdout.buffer.write(lines)
             sys.stdout.buffer.flush()
         elif not running:
-            return
+            sys.stdout.buffer.write(END)
+            return vars(now)
         else:
             time.sleep(_FOLLOW_S)
 

@@ -79,7 +79,6 @@ def follow(lab: Lab, host: Host, job_id: str, watch: Watch) -> DgxlabError | Non
         SpecError: if this version of dgxlab cannot read the job's plan.
         JobLost, RemoteError: as `conclude`.
     """
-    status = None
     with _interruptible(lab.store, job_id), _waiting(lab.store, job_id, watch):
         job = lab.store.job(job_id)
         if job.ended:
@@ -92,11 +91,12 @@ def follow(lab: Lab, host: Host, job_id: str, watch: Watch) -> DgxlabError | Non
                     lab.store.update_job(job_id, state="running", error="")
                     judgement.record(lab.store, job_id)
         progress = Progress(lab.store, lab.store.job(job_id), watch)
-        while status is None or status.state in LIVE:  # as when it starts after following began
-            for piece in retry.follow(host, job_id, lab.store.job(job_id).journal_bytes, noted(watch)):
-                for event in ingest(lab.store, job_id, piece.splitlines(keepends=True)):
-                    progress.see(event)
-            status = retry.again(host, lambda: host.status(job_id), noted(watch))
+
+        def take(piece: bytes) -> None:
+            for event in ingest(lab.store, job_id, piece.splitlines(keepends=True)):
+                progress.see(event)
+
+        status = retry.follow(host, job_id, lab.store.job(job_id).journal_bytes, take, noted(watch))
         return conclude(lab, host, status, watch)
 
 

@@ -17,7 +17,7 @@ from dgxlab.agent.boot import NO_AGENT, OPEN_ROOT
 from dgxlab.errors import DgxlabError, HostError, RemoteError, by_exit_code, command, edit, one_line
 from dgxlab.model import Experiment, Facts, HostEntry, Plan, Slurm, canonical, digest, from_json
 from dgxlab.model.parts import Count, Details, FinalStatus, ModelFile
-from dgxlab.replies import Item, Removal
+from dgxlab.replies import END, Item, Removal
 from dgxlab.transport.base import CommandFailed, Transport
 from dgxlab.transport.bundle import BOOT, OLD_PYTHON, bundle
 
@@ -235,19 +235,25 @@ class Host:
         wanted = canonical([[item.kind, item.name, item.used] for item in items]).encode()
         return self._ask(Removal, "clean", stdin=lambda: [wanted])
 
-    def follow(self, job_id: str, offset: int) -> Iterator[bytes]:
-        """Yield pieces of a job's journal from byte `offset` on, of whole lines, until the job ends."""
-        yield from whole_lines(self._call("follow", job_id, str(offset), patience_s=None), self.name, "follow")
+    def follow(self, job_id: str, offset: int, take: Callable[[bytes], object]) -> JobStatus:
+        """Pass whole lines of a job's journal from byte `offset` on to `take` until it ends; return its state then."""
+        state = b""
+        for piece in whole_lines(self._call("follow", job_id, str(offset), patience_s=None), self.name, "follow"):
+            *lines, last = piece.splitlines(keepends=True)
+            if last.startswith(END):
+                state = last.removeprefix(END)
+            else:
+                lines.append(last)
+            if lines:
+                take(b"".join(lines))
+        return self._understood(JobStatus, "follow", state, _of(job_id))
 
     def build_output(self, job_id: str) -> Iterator[bytes]:
         """Yield what a job's builds print, from the beginning on, until the job has built or ended."""
         yield from self._call("output", job_id, patience_s=None)
 
     def _status(self, job_id: str, verb: str, *args: str, stdin: Stdin = tuple) -> JobStatus:
-        def wrong(status: JobStatus) -> str:
-            return "" if status.job_id == job_id else f"it is about job {status.job_id!r}"
-
-        return self._ask(JobStatus, verb, job_id, *args, stdin=stdin, wrong=wrong)
+        return self._ask(JobStatus, verb, job_id, *args, stdin=stdin, wrong=_of(job_id))
 
     def _ask(self, kind: type[T], verb: str, *args: str, stdin: Stdin = tuple, wrong: Wrong[T] = lambda _: "") -> T:
         return self._understood(kind, verb, self._tell(verb, *args, stdin=stdin), wrong)
@@ -338,6 +344,10 @@ class Host:
             "close that folder, or name another one as the host's root: in hosts.yaml",
             next=self.entry.typed(f"{sudo}{mend}"),
         )
+
+
+def _of(job_id: str) -> Wrong[JobStatus]:
+    return lambda status: "" if status.job_id == job_id else f"it is about job {status.job_id!r}"
 
 
 def read_plan(content: Any) -> Plan:

@@ -7,12 +7,12 @@ goes on after the last byte that was received.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from dgxlab.errors import HostError
 from dgxlab.transport.base import HostLost
-from dgxlab.transport.host import Host
+from dgxlab.transport.host import Host, JobStatus
 
 T = TypeVar("T")
 Note = Callable[[str], None]  # takes a sentence on the reason for waiting
@@ -60,17 +60,27 @@ def again_if_known(host: Host, call: Callable[[], T], note: Note) -> T:
     return again(host, call, note) if host.answered else call()
 
 
-def follow(host: Host, job_id: str, offset: int, note: Note, pauses_s: Sequence[float] = PAUSES_S) -> Iterator[bytes]:
-    """Yield a job's journal as `Host.follow` does, and go on after each loss of the connection; raises as `again`."""
+def follow(
+    host: Host,
+    job_id: str,
+    offset: int,
+    take: Callable[[bytes], object],
+    note: Note,
+    pauses_s: Sequence[float] = PAUSES_S,
+) -> JobStatus:
+    """Pass on a job's journal as `Host.follow` does, and go on after each loss of the connection; raises as `again`."""
     patience = _Patience(host, note, pauses_s)
+
+    def taken(piece: bytes) -> None:
+        nonlocal offset
+        patience.failures = 0
+        offset += len(piece)
+        take(piece)
+
     while True:
         began = time.monotonic()
         try:
-            for piece in host.follow(job_id, offset):
-                patience.failures = 0
-                offset += len(piece)
-                yield piece
-            return
+            return host.follow(job_id, offset, taken)
         except HostLost as error:
             if time.monotonic() - began > _STEADY_S:
                 patience.failures = 0

@@ -113,7 +113,7 @@ QUESTIONS: Sequence[Callable[[Host, str, Random], object]] = (
     lambda host, word, random: host.plan(word),
     lambda host, word, random: host.cancel(word),
     lambda host, word, random: host.raw(word, random.choice((0, 1 << 20)), len),
-    lambda host, word, random: list(host.follow(word, 0)),
+    lambda host, word, random: host.follow(word, 0, len),
     lambda host, word, random: host.probe([word], [word], [word]),
     lambda host, word, random: host.send_tool(word, word, word, lambda: [word.encode()]),
     lambda host, word, random: host.send_model(word, word, lambda: [word.encode()]),

@@ -79,8 +79,10 @@ def test_a_journal_read_over_many_cuts_is_byte_for_byte_the_journal(far_lab: Toy
         proxy.cut_after = 120_000 + 7_919 * len(notes)
 
     proxy.cut_after = 300
-    pieces = list(retry.follow(far_lab.host, long, 0, note, QUICKLY))
+    pieces: list[bytes] = []
+    state = retry.follow(far_lab.host, long, 0, pieces.append, note, QUICKLY)
     proxy.cut_after = None
+    assert (state.state, state.job_id) == ("done", long)
     assert b"".join(pieces) == journal(far_lab, long)
     assert all(piece.endswith(b"\n") for piece in pieces)
     assert len(pieces) > 1
@@ -101,11 +103,14 @@ def test_running_job_outlives_the_line(far_lab: ToyLab, proxy: Proxy) -> None:
         if len(notes) == 1:
             threading.Timer(0.5, proxy.blackhole).start()
 
-    printed = b""
-    for piece in retry.follow(lab.host, job.job_id, 0, note, QUICKLY):
-        printed += piece
+    printed = bytearray()
+
+    def take(piece: bytes) -> None:
+        printed.extend(piece)
         if b'"event":"run"' in piece and not notes:
             proxy.cut()
+
+    retry.follow(lab.host, job.job_id, 0, take, note, QUICKLY)
     assert printed == journal(lab, job.job_id)
     assert json.loads(printed.splitlines()[-1])["event"] == "end"
     assert "box was cut" in notes[0]
@@ -135,7 +140,8 @@ def test_submitting_over_a_breaking_line_runs_once(far_lab: ToyLab, proxy: Proxy
     assert status.state in ("running", "done")
     assert len(notes) > 1
     # the line is whole again: what is left of the last limit may cut it once more
-    printed = b"".join(retry.follow(lab.host, job.job_id, 0, notes.append, QUICKLY))
+    printed = bytearray()
+    retry.follow(lab.host, job.job_id, 0, printed.extend, notes.append, QUICKLY)
     events = [json.loads(line)["event"] for line in printed.splitlines()]
     assert (events.count("job"), events.count("end"), events.count("run")) == (1, 1, 3)
 
@@ -160,7 +166,7 @@ def test_host_that_is_not_trusted_is_not_asked_again(far_lab: ToyLab, client: Cl
     with pytest.raises(NotTrusted):
         retry.again(far_lab.host, far_lab.host.jobs, notes.append, QUICKLY)
     with pytest.raises(NotTrusted):
-        list(retry.follow(far_lab.host, "job", 0, notes.append, QUICKLY))
+        retry.follow(far_lab.host, "job", 0, len, notes.append, QUICKLY)
     assert notes == []
 
 
