@@ -16,7 +16,7 @@ from pathlib import Path
 from dgxlab.agent.boot import settle
 from dgxlab.errors import HostBusy, SpecError, command
 from dgxlab.project import or_init
-from dgxlab.store.schema import APPLICATION_ID, OLDEST, SCHEMA, VERSION, add_functions
+from dgxlab.store.schema import APPLICATION_ID, SCHEMA, VERSION, add_functions
 
 BUSY_S = 10.0  # max wait of a writer for another writer
 PATIENCE_S = 600.0  # max wait of a writer that can tell its user
@@ -71,9 +71,6 @@ def connect(path: Path, *, create: bool) -> sqlite3.Connection:
             number = version(connection, path)
             if number == 0 and (not create or copies(path)):
                 raise damaged(path, "it is empty")
-            if 0 < number < OLDEST:
-                older = f"{path} is from before the first release: schema {number}, and {OLDEST} is the oldest migrated"
-                raise SpecError(older, next="dgxlab db rebuild --help")
             if not on_read_only(path):
                 _use_wal(connection)
             connection.execute("PRAGMA foreign_keys = ON")

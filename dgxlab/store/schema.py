@@ -16,7 +16,6 @@ from pathlib import Path
 
 APPLICATION_ID = 0x6467786C  # `dgxl` in the file's header: tells this database from any other SQLite file
 VERSION = 17  # PRAGMA user_version of a database to which every migration was applied
-OLDEST = 12  # the first version that can be migrated
 SCHEMA = "dc9aa897cb79dadd"  # `connect.schema_digest` of such a database
 
 ROOFLINE = "roofline"  # kind of the flag that ingest adds to a run that exceeds the peaks of its GPU

@@ -21,7 +21,7 @@ from dgxlab.ingest import ingest
 from dgxlab.store import Store, check
 from dgxlab.store.connect import schema_problems
 from dgxlab.store.migrations import MIGRATIONS, upgrade
-from dgxlab.store.schema import DEFLATED, OLDEST, VERSION, add_functions
+from dgxlab.store.schema import DEFLATED, VERSION, add_functions
 from dgxlab.store.seals import seal_all
 from faults.fault import Broken, Fault
 from tests.elsewhere import from_elsewhere
@@ -92,8 +92,7 @@ def shelf(*, work: bool = True) -> Iterator[Shelf]:
         place = Shelf(folder, [])
         olds = [_old(place, None, 0, work=work)]
         olds += [
-            _old(place, folder / f"v{number}.db", number, name, work=work)
-            for number, name in enumerate(names[1:], OLDEST)
+            _old(place, folder / f"v{number}.db", number, names[number], work=work) for number in range(1, VERSION)
         ]
         yield Shelf(folder, olds)
 
@@ -108,12 +107,21 @@ def _old(place: Shelf, path: Path | None, version: int, stop_before: str = "", *
             upgrade(connection, path, stop_before=stop_before)
             connection.execute("PRAGMA foreign_keys = OFF")
             connection.execute("ATTACH ? AS now", (str(place.folder / "now.db"),))
+            if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'hosts'").fetchone():
+                connection.execute("INSERT INTO hosts VALUES ('host-a', 'local', 'box', '{}', 1.0)")
             columns = {table: _shared(connection, table) for table in _tables(connection)}
             for table, names in columns.items():
-                shared = ",".join(names)
-                connection.execute(f"INSERT INTO {table} ({shared}) SELECT {shared} FROM now.{table}")
+                gone = {"host_id"}.intersection(_columns(connection, f"main.{table}")).difference(names)
+                blobs = {row[1] for row in connection.execute(f"PRAGMA main.table_info({table})") if row[2] == "BLOB"}
+                whole = [
+                    name if name in blobs else text for name, text in zip(names, _texts(table, names), strict=True)
+                ]
+                values = ",".join((*whole, *("'host-a'" for _ in gone)))
+                into = f"{table} ({','.join((*names, *gone))})"
+                connection.execute(f"INSERT INTO {into} SELECT {values} FROM now.{table}")
             rows = rows_of(connection, columns)
-            seal_all(connection)
+            if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'seals'").fetchone():
+                seal_all(connection)
     if not work:
         return Old(path, version, columns, rows, 0)
     database = place.anew()

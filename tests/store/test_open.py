@@ -18,8 +18,8 @@ from dgxlab import judgement
 from dgxlab.errors import HostBusy, SpecError
 from dgxlab.ingest import ingest
 from dgxlab.model import Device, canonical, to_json
-from dgxlab.store import Store, check, connect, device_row, migrations, seals
-from dgxlab.store.schema import OLDEST, SCHEMA, VERSION, deflated
+from dgxlab.store import Store, check, connect, migrations, seals
+from dgxlab.store.schema import SCHEMA, VERSION
 from tests.journals import compared, dump, facts, intend, plan, whole
 from tests.store.conftest import measured
 
@@ -37,21 +37,25 @@ def edited(path: Path, *statements: str) -> Path:
     return path
 
 
-def older(path: Path, stop_before: str = "m013_contents") -> Path:
+def older(path: Path, stop_before: str) -> Path:
     """Make a database as a dgxlab of an older schema left it."""
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        migrations.upgrade(connection, path, stop_before=stop_before)
-        device, of_job = device_row(Device.of(to_json(facts()), {})), plan("job-0")
-        connection.execute(f"INSERT INTO devices VALUES ({','.join('?' * len(device))})", tuple(device.values()))  # noqa: S608
-        connection.execute(
-            """INSERT INTO jobs (job_id, kind, name, host, host_id, plan, plan_digest, intent_at, state, protocol,
-                                 dgxlab_version, facts)
-               VALUES ('job-0', 'run', 'toy', 'dgx', 'host-a', ?, ?, 1.5, 'running', 1, '0.1.0', ?)""",
-            (deflated(canonical(of_job)), of_job.digest, json.dumps(to_json(facts()))),
-        )
-        arm = ("build-a", device["device_id"], "p", "t", "c", "[]", 0, "{}", "{}", "{}", "{}", "", "", 1.0, 0)
+    connection = sqlite3.connect(path, isolation_level=None)
+    migrations.upgrade(connection, path, stop_before=min(stop_before, "m008_devices"))
+    begun = json.dumps(to_json(facts()))
+    connection.execute("INSERT INTO hosts VALUES ('host-a', 'dgx', 'box', ?, 1.5)", (begun,))
+    connection.execute(
+        """INSERT INTO jobs (job_id, kind, name, host, host_id, plan, plan_digest, intent_at, state, protocol,
+                             dgxlab_version, facts)
+           VALUES ('job-0', 'run', 'toy', 'dgx', 'host-a', ?, ?, 1.5, 'running', 1, '0.1.0', ?)""",
+        (canonical(plan("job-0")), plan("job-0").digest, begun),
+    )
+    if stop_before > "m002_evidence":
+        arm = ("build-a", "p", "t", "c", "[]", 0, '{"GGML_CUDA":"OFF"}', "{}", "{}", "{}", "", "", 1.0, 0)
         connection.execute(f"INSERT INTO arms VALUES ('job-0', 'toy', {','.join('?' * len(arm))})", arm)  # noqa: S608
-        seals.seal_all(connection)
+    if stop_before > "m008_devices":
+        migrations.upgrade(connection, path, stop_before=stop_before)
+        shutil.rmtree(path.with_name(f"{path.name}.backups"))
+    connection.close()
     return path
 
 
@@ -95,7 +99,8 @@ def test_migrates_from_every_version(folder: Path, stop_before: str) -> None:
     with Store.open(path) as store:
         assert store.rows("PRAGMA user_version") == [{"user_version": VERSION}]
         assert store.rows("SELECT host, host_id FROM jobs") == [{"host": "dgx", "host_id": "host-a"}]
-        assert store.devices("job-0") == {"toy": Device.of(to_json(facts()), {})}
+        built = {"toy": Device.of(to_json(facts()), {})} if stop_before > "m002_evidence" else {}
+        assert store.devices("job-0") == built
         assert store.rows("PRAGMA foreign_keys") == [{"foreign_keys": 1}]
         assert check(store) == []
         measured(store, compared("job-1"), whole("job-2").check())
@@ -109,8 +114,9 @@ def test_migrates_from_every_version(folder: Path, stop_before: str) -> None:
     assert saved == (int(stop_before[1:4]) - 1, "dgx")
 
 
-def test_a_migration_hides_no_edit(folder: Path) -> None:
-    path = older(folder / "results.db")
+@pytest.mark.parametrize("stop_before", ["m010_own_noise", "m011_small"])
+def test_a_migration_hides_no_edit(folder: Path, stop_before: str) -> None:
+    path = older(folder / "results.db", stop_before)
     sql = """INSERT INTO verdicts (job_id, chain, cell, metric, position, baseline_arm, candidate_arm, candidate_cell,
                                    screen, better, verdict, promoted, confidence, cycles, valid_cycles, flaws, reasons)
              VALUES ('job-0', 'c', 'x', 'm', 0, 'a', 'b', 'x', 0, 'higher', 'invalid', 0, 0.99, 0, 0, '{}', '[]')"""
@@ -139,7 +145,7 @@ def test_seven_backups_are_kept(folder: Path) -> None:
 
 
 def test_a_failing_migration_changes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = older(folder / "results.db")
+    path = older(folder / "results.db", "m002_evidence")
 
     def broken(db: Any) -> None:
         db.execute("CREATE TABLE half (a)")
@@ -151,8 +157,8 @@ def test_a_failing_migration_changes_nothing(folder: Path, monkeypatch: pytest.M
             Store.open(path)
     with contextlib.closing(sqlite3.connect(path)) as connection:
         names = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
-        assert connection.execute("PRAGMA user_version").fetchone() == (OLDEST,)
-    assert {"notes", "half"}.isdisjoint(names)
+        assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+    assert {"runs", "half"}.isdisjoint(names)
     Store.open(path).close()
 
 
@@ -160,7 +166,6 @@ def test_a_failing_migration_changes_nothing(folder: Path, monkeypatch: pytest.M
     ("make", "sentence"),
     [
         (lambda path: edited(filled(path), f"PRAGMA user_version = {VERSION + 1}"), f"newer .* {VERSION + 1}, "),
-        (lambda path: edited(filled(path), f"PRAGMA user_version = {OLDEST - 1}"), "from before the first release"),
         (lambda path: edited(path, "CREATE TABLE places (url)"), "not one of dgxlab"),
         (lambda path: path.write_bytes(b"name: toy\n" * 100), "is not an SQLite database"),
         (lambda path: path.write_bytes(b"SQLite format 3\x00" + b"\xff" * 4000), "is (damaged|not an SQLite database)"),
@@ -224,7 +229,7 @@ def test_a_damaged_file_is_sent_to_where_it_is_mended(folder: Path) -> None:
 
 @pytest.mark.parametrize("pages", [0, 3])
 def test_a_full_disk_during_a_migration(folder: Path, monkeypatch: pytest.MonkeyPatch, pages: int) -> None:
-    path, original = older(folder / "results.db"), connect.open_existing
+    path, original = older(folder / "results.db", "m003_append_only"), connect.open_existing
 
     def small(path: Path) -> sqlite3.Connection:
         connection = original(path)
@@ -236,19 +241,19 @@ def test_a_full_disk_during_a_migration(folder: Path, monkeypatch: pytest.Monkey
         with pytest.raises(SpecError, match="is full"):
             Store.open(path)
     with contextlib.closing(original(path)) as connection:
-        assert connect.version(connection, path) == OLDEST
+        assert connect.version(connection, path) == 2
         assert connect.schema_problems(connection) == []
     with Store.open(path) as store:
         assert check(store) == []
 
 
 def test_a_migration_without_a_copy_is_none(folder: Path) -> None:
-    path = older(folder / "results.db")
+    path = older(folder / "results.db", "m005_chains")
     (folder / "results.db.backups").write_text("a file")
     with pytest.raises(SpecError, match=r"copied to .*\.backups: "):
         Store.open(path)
     with contextlib.closing(sqlite3.connect(path)) as connection:
-        assert connect.version(connection, path) == OLDEST
+        assert connect.version(connection, path) == 4
 
 
 def test_a_record_is_copied_once_a_day(folder: Path) -> None:
@@ -292,7 +297,7 @@ def test_a_trigger_of_another_program_is_refused(folder: Path) -> None:
                 store.update_job("job-1", next="x")
             assert dump(store) == before
             assert any("trigger" in problem for problem in check(store))
-    old = older(folder / "old.db")
+    old = older(folder / "old.db", "m005_chains")
     edited(old, f"CREATE TRIGGER y AFTER INSERT ON _sqlite_migrations {rewrite}")
     with pytest.raises(SpecError, match="trigger y is none"):
         Store.open(old)
@@ -355,7 +360,7 @@ def test_a_locked_database_is_busy_and_a_writer_that_waits_tells_so(
 
 
 def test_a_backup_that_was_killed_is_none(folder: Path) -> None:
-    path = older(folder / "results.db")
+    path = older(folder / "results.db", "m005_chains")
     copies = folder / "results.db.backups"
     copies.mkdir()
     for name, age_s in (("old.part", 4000), ("new.part", 10)):
