@@ -73,13 +73,13 @@ clean:
 
 # what the tests need beside Python: git, a compiler, an sshd to run on the loopback, a python3 for an ordinary user of it,
 # a browser for pages; for root, who alone can start it, Slurm
-SLURM := slurmctld slurmd slurm-client munge
+SLURM := slurmctld slurmd slurm-client munge slurmdbd mariadb-server-core
 .make/packages:
 	@for tool in git g++; do command -v $$tool >/dev/null || { echo "make test needs $$tool: apt-get install git g++" >&2; exit 1; }; done
 	@command -v sshd >/dev/null || test -x /usr/sbin/sshd || { \
 	    test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -qq -y --no-install-recommends openssh-server openssh-client >/dev/null; } \
 	    || { echo "make test needs sshd: sudo apt-get install openssh-server" >&2; exit 1; }
-	@test "$$(id -u)" != 0 || test -x /usr/sbin/slurmd || { \
+	@test "$$(id -u)" != 0 || test -x /usr/sbin/slurmd -a -x /usr/sbin/slurmdbd -a -x /usr/sbin/mariadbd || { \
 	    apt-get update -qq && apt-get install -qq -y --no-install-recommends $(SLURM) >/dev/null; } \
 	    || { echo "make test needs Slurm: apt-get install $(SLURM)" >&2; exit 1; }
 	@PATH=/usr/local/bin:/usr/bin:/bin; command -v python3 >/dev/null || { \

@@ -23,6 +23,7 @@ GPUS = 4
 """Of each node; they are links to a device, which no program opens."""
 START_S = 60.0
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
+DATABASE = ("mariadbd", "slurmdbd", "sacctmgr")
 
 MEMORY = Path("/sys/fs/cgroup/memory")
 """Where Slurm makes a cgroup for each job whose memory is limited."""
@@ -68,6 +69,30 @@ PartitionName=urgent Nodes={nodes} MaxTime=1:00:00 State=UP PriorityTier=9 Preem
 PartitionName=down Nodes={nodes} State=DOWN
 """
 
+ACCOUNTING = """slurmdbd
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort={dbd}
+AccountingStoragePass={folder}/munge.socket
+AccountingStorageEnforce=associations"""
+SLURMDBD = """AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+DbdHost=localhost
+DbdAddr=127.0.0.1
+DbdPort={dbd}
+SlurmUser=root
+PidFile={folder}/slurmdbd.pid
+LogFile={folder}/slurmdbd.log
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={sql}
+StorageLoc=slurm
+StorageUser=root
+"""
+MARIADB = """--no-defaults --user=root --skip-grant-tables --innodb-buffer-pool-size=16M --init-file={folder}/sql.init
+--datadir={folder}/sql --socket={folder}/sql.socket --pid-file={folder}/sql.pid --bind-address=127.0.0.1 --port={sql}"""
+TABLES = Path("/usr/share/mysql/mysql_system_tables.sql")
+"""MariaDB's own tables, of which slurmdbd needs that of procedures."""
+
 
 @dataclass
 class Slurm:
@@ -86,8 +111,8 @@ class Slurm:
         return subprocess.run(argv, env=env, check=True, capture_output=True, text=True, timeout=60).stdout
 
     def start(self, name: str) -> None:
-        """Start slurmctld, or the slurmd of a node by the node's name; again, where it was ended before."""
-        argv = ["slurmctld", "-D"] if name == "slurmctld" else ["slurmd", "-D", "-N", name]
+        """Start slurmctld, slurmdbd, or the slurmd of a node by the node's name; again, where it was ended before."""
+        argv = ["slurmd", "-D", "-N", name] if name in NODES else [name, "-D"]
         with (self.folder / f"{name}.out").open("ab") as out:
             env = {**os.environ, **self.env}
             self.children[name] = subprocess.Popen(
@@ -119,9 +144,12 @@ class Slurm:
 
 
 @contextmanager
-def slurm(folder: Path, *, constrained: bool = False) -> Iterator[Slurm]:
-    """Run a cluster until the block ends, and end all its jobs then; `constrained` to the memory that they ask for."""
-    lacking = [name for name in PROGRAMS if not Path(found(name)).exists()]
+def slurm(folder: Path, *, constrained: bool = False, accounting: bool = False) -> Iterator[Slurm]:
+    """Run a cluster until the block ends, and end all its jobs then.
+
+    Its jobs are `constrained` to the memory that they ask for. With `accounting` a database keeps jobs and accounts.
+    """
+    lacking = [name for name in PROGRAMS + accounting * DATABASE if not Path(found(name)).exists()]
     if lacking or os.getuid() != 0:
         pytest.skip(f"no Slurm can be started here, it needs root and {' '.join(lacking)}: apt-get install slurm-wlm")
     if constrained and not os.access(MEMORY / "cgroup.procs", os.W_OK):
@@ -129,7 +157,7 @@ def slurm(folder: Path, *, constrained: bool = False) -> Iterator[Slurm]:
     for part in ("state", *(f"spool.{node}" for node in NODES)):
         (folder / part).mkdir(parents=True)
     folder.chmod(0o711)
-    probes, (ctld, *ports) = _free_ports(1 + len(NODES))
+    probes, (ctld, dbd, sql, *ports) = _free_ports(3 + len(NODES))
     text = CONFIG.format(folder=folder, ctld=ctld, gpus=GPUS, nodes=",".join(NODES), ports=",".join(map(str, ports)))
     for name, other in CONSTRAINED.items() if constrained else ():
         text = text.replace(name, other)
@@ -147,6 +175,8 @@ def slurm(folder: Path, *, constrained: bool = False) -> Iterator[Slurm]:
     running.children["munged"] = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
         _wait_for(folder / "munge.socket", running)
+        if accounting:
+            _account(running, dbd=dbd, sql=sql)
         for name in ("slurmctld", *NODES):
             running.start(name)
         running.wait_up()
@@ -164,6 +194,32 @@ def slurm(folder: Path, *, constrained: bool = False) -> Iterator[Slurm]:
         for node in NODES if constrained else ():
             with suppress(OSError):
                 (MEMORY / f"slurm_{node}").rmdir()
+
+
+def _account(running: Slurm, **ports: int) -> None:
+    """Start the database and slurmdbd, and make the cluster known to them: root has the account root there."""
+    folder = running.folder
+    conf = (folder / "slurm.conf").read_text()
+    of_slurmdbd = ACCOUNTING.format(folder=folder, **ports)
+    (folder / "slurm.conf").write_text(conf.replace("accounting_storage/none", f"accounting_storage/{of_slurmdbd}"))
+    (folder / "slurmdbd.conf").write_text(SLURMDBD.format(folder=folder, **ports))
+    (folder / "slurmdbd.conf").chmod(0o600)
+    (folder / "sql").mkdir()
+    (procedures,) = (line for line in TABLES.read_text().splitlines() if " EXISTS proc (" in line)
+    (folder / "sql.init").write_text(f"CREATE DATABASE mysql;\nUSE mysql;\n{procedures}\n")
+    argv = [found("mariadbd"), *MARIADB.format(folder=folder, **ports).split()]
+    with (folder / "mariadbd.out").open("wb") as out:
+        running.children["mariadbd"] = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+    _wait_for(folder / "sql.socket", running)
+    running.start("slurmdbd")
+    deadline = time.monotonic() + START_S
+    while True:
+        try:
+            running.tell("sacctmgr", "--immediate", "add", "cluster", "toy")
+        except subprocess.CalledProcessError:
+            assert time.monotonic() < deadline, running.logs()
+        else:
+            return
 
 
 def _of(folder: Path) -> Iterator[int]:
