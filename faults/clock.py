@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.preload import library, python
 
 SHIM = """#define _GNU_SOURCE
 #include <dlfcn.h>
@@ -45,12 +44,6 @@ time_t time(time_t * out) {
 """
 """A library for LD_PRELOAD: adds the seconds in a file to the time of day, and to no other clock."""
 
-PYTHON = """#!/bin/bash
-export LD_PRELOAD={shim} CLOCK_SHIFT={shift}
-exec -a "$0" {python} "$@"
-"""
-"""A script that starts Python with the clock; sys.executable is the script, so that child Pythons have it too."""
-
 
 @dataclass(frozen=True)
 class Clock:
@@ -66,14 +59,8 @@ class Clock:
     def make(cls, folder: Path) -> Clock:
         """Build the library in a new folder, and return a clock that is right."""
         clock = cls(folder)
-        (folder / "bin").mkdir(parents=True)
-        (folder / "shim.c").write_text(SHIM)
-        subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", clock._shim, folder / "shim.c", "-ldl"], check=True)
-        own = Path(sysconfig.get_config_var("BINDIR"))
-        (folder / "pyvenv.cfg").write_text(f"home = {own}\n")
-        python = Path(sys.executable).resolve()
-        clock.python.write_text(PYTHON.format(shim=clock._shim, shift=clock._shift, python=python))
-        clock.python.chmod(0o755)
+        python(folder, clock.env)
+        library(clock._shim, SHIM)
         return clock
 
     @property
