@@ -46,6 +46,11 @@ def flush(path: Path) -> None:
                     sync(child)
 
 
+def me() -> str:
+    """Return a name of this process that no other one has, on any machine that shares the root."""
+    return f"{os.uname().nodename}-{os.getpid()}"
+
+
 def settle(part: Path, path: Path) -> None:
     """Flush the finished file or folder `part` to disk and rename it to `path`; a file replaces an existing file.
 
@@ -108,7 +113,7 @@ def main(agent: str, root: str, verb: str, *args: str) -> int:
 
 
 def _install(agent: Path) -> int:
-    content, part = sys.stdin.buffer.read(), agent.with_name(f"{agent.name}.{os.getpid()}")
+    content, part = sys.stdin.buffer.read(), agent.with_name(f"{agent.name}.{me()}")
     os.umask(0o077)
     try:
         if not whole(content):

@@ -24,12 +24,14 @@ from stat import S_ISREG
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from dgxlab.agent import child
-from dgxlab.agent.boot import flush, settle, sync
+from dgxlab.agent.boot import flush, me, settle, sync
 from dgxlab.agent.environment import base_env, settings
 from dgxlab.agent.facts import boot_id
 from dgxlab.agent.files import full_disk, sha256, tail
+from dgxlab.agent.lock import lock_file
 from dgxlab.agent.measure import Workbench
 from dgxlab.agent.objects import Objects
+from dgxlab.agent.slurm import allocation
 from dgxlab.errors import AGAIN, BuildFailed
 from dgxlab.model import BuildStep, Source, Toolchain, build_id, digest, from_json, to_json
 from dgxlab.model.events import BuildEvent
@@ -54,7 +56,9 @@ class Builder:
         self.toolchain = bench.facts.toolchain
         self.identity = build_id(self.arm.source, self.arm.cmake, self.toolchain)
         ccache = shutil.which("ccache", path=base_env()["PATH"])  # cmake keeps its path, and fails when it is gone
-        self.work = bench.root.work / digest([self.arm.source.pin, self.arm.cmake, self.toolchain, ccache], 12)
+        key = digest([self.arm.source.pin, self.arm.cmake, self.toolchain, ccache], 12)
+        # each node of a cluster has a folder of its own: neither locks nor times of files need to agree between nodes
+        self.work = bench.root.work / (f"{key}-{node}" if (node := allocation().get("node")) else key)
         self.log = bench.job.folder / f"{step.id.replace(':', '-')}.log"
         self._logs = bench.log(self.log.name)
 
@@ -157,7 +161,7 @@ class Builder:
     def _install(self, folder: Path, targets: Sequence[str]) -> dict[str, Any]:
         """Copy the programs and their libraries, stamp them, and swap the folder into place."""
         cmake = self.work / "cmake"
-        incoming, old = (folder.with_name(f".{kind}-{folder.name}-{os.getpid()}") for kind in ("in", "old"))
+        incoming, old = (folder.with_name(f".{kind}-{folder.name}-{me()}") for kind in ("in", "old"))
         shutil.rmtree(incoming, ignore_errors=True)
         bin_folder = incoming / "bin"
         bin_folder.mkdir(parents=True)
@@ -184,9 +188,17 @@ class Builder:
             "cmake_cache": sha256(cmake / "CMakeCache.txt"),
         }
         (incoming / _STAMP).write_text(json.dumps(stamp, indent=1))
-        if folder.exists():  # an earlier install with fewer programs: what runs from it keeps its files
-            folder.rename(old)
-        settle(incoming, folder)
+        try:
+            # an earlier install with fewer programs: what runs from it keeps its files
+            if folder.exists() and not self._has_all(installed(folder, self.identity)):
+                folder.rename(old)
+            settle(incoming, folder)
+        except OSError:
+            there = installed(folder, self.identity)
+            if not there or not self._has_all(there):
+                raise
+            stamp = there  # another node was faster
+            shutil.rmtree(incoming)
         shutil.rmtree(old, ignore_errors=True)
         return stamp
 
@@ -243,7 +255,7 @@ def _held(work: Path) -> Iterator[int]:
     """
     work.mkdir(parents=True, exist_ok=True)
     mark = work / "building"
-    with (work / "lock").open("ab") as file:
+    with os.fdopen(lock_file(work / "lock"), "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         if mark.exists() and mark.read_text() != boot_id():
             for name in ("src", "cmake", "index"):

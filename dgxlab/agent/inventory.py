@@ -19,7 +19,7 @@ from pathlib import Path
 
 from dgxlab.agent.environment import Root
 from dgxlab.agent.job import Job
-from dgxlab.agent.lock import lock
+from dgxlab.agent.lock import lock, lock_file
 from dgxlab.errors import RemoteError
 from dgxlab.replies import LIVE, SHARED, Item, Removal, Status
 
@@ -40,14 +40,14 @@ def hold(root: Root) -> int:
 
     The lock lasts until the descriptor and all copies in child processes are closed.
     """
-    fd = _open(root, _IN_USE)
+    fd = lock_file(root.path / _IN_USE)
     fcntl.flock(fd, fcntl.LOCK_SH)
     return fd
 
 
 def unfit(root: Root) -> Iterator[tuple[str, str]]:
     """Yield each obstacle to running jobs under this root, as (`root` or the program that is missing, reason)."""
-    with os.fdopen(_open(root, _IN_USE), "ab") as file:
+    with os.fdopen(lock_file(root.path / _IN_USE), "ab") as file:
         try:
             lock(file.fileno(), fcntl.LOCK_SH)
         except RemoteError as error:
@@ -75,7 +75,7 @@ def remove(root: Root, wanted: Sequence[tuple[str, str, float]]) -> Removal:
     An item is kept if it was used since, if a running job may need it, or if it is of a kind that is always kept.
     """
     removed, kept, trash = [], [], root.path / "trash"
-    with os.fdopen(_open(root, _IN_USE), "ab") as file:
+    with os.fdopen(lock_file(root.path / _IN_USE), "ab") as file:
         # no job begins while this is locked; an older agent does not hold it, so job states are read as well
         jobs = (Job(path).status().state for path in _children(root.jobs))
         alone = lock(file.fileno()) and set(jobs).isdisjoint(LIVE)
@@ -89,7 +89,7 @@ def remove(root: Root, wanted: Sequence[tuple[str, str, float]]) -> Removal:
                 continue
             if kind == "jobs":
                 (thing.paths[0] / "agent.pyz").unlink(missing_ok=True)  # room for the note on a full disk
-                with os.fdopen(_open(root, _REMOVED), "ab") as note:
+                with (root.path / _REMOVED).open("ab") as note:
                     note.write(f"{name}\n".encode())
                     note.flush()
                     os.fsync(note.fileno())
@@ -177,8 +177,3 @@ def _size(path: Path) -> int:
         with suppress(FileNotFoundError):
             total += each.lstat().st_blocks * 512
     return total
-
-
-def _open(root: Root, name: str) -> int:
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    return os.open(root.path / name, flags, 0o600)

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from dgxlab.agent import slurm
-from dgxlab.agent.boot import settle
+from dgxlab.agent.boot import me, settle
 from dgxlab.agent.environment import JOB, settings
 from dgxlab.agent.facts import boot_id
 from dgxlab.agent.files import sha256
@@ -76,7 +76,7 @@ class Job:
         job = cls(jobs / job_id)
         if job.folder.exists() and not job.set_aside():
             return job
-        incoming = jobs / f".in-{job_id}-{os.getpid()}"
+        incoming = jobs / f".in-{job_id}-{me()}"
         try:
             (incoming / "raw").mkdir(parents=True)
             (incoming / "plan.json").write_bytes(plan)
@@ -128,7 +128,7 @@ class Job:
         """
         fd = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o600)
         # a status call holds the lock briefly, another starting agent until it exits
-        while not self._started.exists() and not lock(fd):
+        while not self._started.exists() and not _lock(fd):
             time.sleep(0.002)
         if self._started.exists():
             os.close(fd)
@@ -170,19 +170,24 @@ class Job:
     def _by_slurm(self, watched: slurm.Watched, begun: bool, size: int) -> Status | None:
         """Return the state of a job without a final status as Slurm knows it; None if the job has ended with one."""
         word = self.folder / SLURMS_WORD  # Slurm forgets, and need not be asked again
-        there = None
-        if not word.exists():
-            try:
-                there = watched.look()
-            except slurm.Silent as silent:  # nothing is known: the job may run
-                return Status(self.job_id, "running" if begun else "queued", size, slurm=silent.message)
-            if there and not there.ended:
-                return Status(self.job_id, "queued" if there.waiting else "running", size, slurm=str(there))
-            list(self.folder.iterdir())  # on a network disk: what another node wrote is seen after this
-            if self.rc.exists() or not (begun or there or self._started.exists()):
-                return None
-            word.write_text(str(there or "Slurm does not know the job any more"))
-        return Status(self.job_id, "lost", self._size(), slurm=word.read_text())
+        if word.exists():
+            return Status(self.job_id, "lost", size, slurm=word.read_text())
+        try:
+            there = watched.look()
+        except slurm.Silent as silent:  # nothing is known: the job may run
+            return Status(self.job_id, "running" if begun else "queued", size, slurm=silent.message)
+        if there and not there.ended:
+            return Status(self.job_id, "queued" if there.waiting else "running", size, slurm=str(there))
+        text, part = str(there or "Slurm does not know the job any more"), word.with_name(f".{word.name}-{me()}")
+        try:
+            part.write_text(text)
+        except OSError:  # the disk is full: Slurm is asked again
+            part.unlink(missing_ok=True)
+        # once the folder was changed from here, a network disk shows what a node wrote in it
+        over = self.rc.exists() or not (begun or there or self._started.exists())
+        if part.exists():
+            part.unlink() if over else part.rename(word)
+        return None if over else Status(self.job_id, "lost", self._size(), slurm=text)
 
     def _size(self) -> int:
         return self.journal.stat().st_size if self.journal.exists() else 0
@@ -257,7 +262,7 @@ class Job:
     def _held(self) -> bool:
         try:
             with self._lock.open("rb") as file:  # shared: one status call must not mistake another for the agent
-                return not lock(file.fileno(), fcntl.LOCK_SH)
+                return not _lock(file.fileno(), fcntl.LOCK_SH)
         except FileNotFoundError:
             return False
 
@@ -266,10 +271,10 @@ class Job:
         # requires run.lock of the folder that is now at this path, not of one that was replaced
         with contextlib.suppress(FileNotFoundError), self._lock.open("ab") as file:
             fd = file.fileno()
-            taken = not self._started.exists() and lock(fd, tries=TRIES) and in_place(fd, self._lock)
+            taken = not self._started.exists() and _lock(fd, tries=TRIES) and in_place(fd, self._lock)
             if not taken or not self.torn:
                 return False
-            self.folder.rename(self.folder.with_name(f".broken-{self.job_id}-{os.getpid()}"))
+            self.folder.rename(self.folder.with_name(f".broken-{self.job_id}-{me()}"))
         return True
 
     def about(self) -> dict[str, Any]:
@@ -331,6 +336,16 @@ class Job:
             return all(sums[name] == sha256(self.folder / name) for name in _STAGED)
         except (OSError, ValueError, LookupError, TypeError):
             return False
+
+
+def _lock(fd: int, kind: int = fcntl.LOCK_EX, tries: int = 1) -> bool:
+    """Lock run.lock as `lock` does; on a cluster without locks Slurm says which jobs run, and a rename which begin."""
+    try:
+        return lock(fd, kind, tries)
+    except RemoteError:
+        if settings().slurm is None:
+            raise
+        return True
 
 
 def _put(path: Path, value: dict[str, Any]) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from dgxlab.agent.boot import settle
+from dgxlab.agent.boot import me, settle
 from dgxlab.agent.environment import Root, measured_env
 from dgxlab.agent.files import incoming, sha256
 from dgxlab.errors import RemoteError, SpecError, command
@@ -46,7 +45,7 @@ def identify(root: Root, path: str, *, read: bool = False) -> dict[str, Any] | N
         digest = sha256(file)
         if _stamp(file) != stamp:
             raise RemoteError(f"{file} changes while it is read", next=command("ls", "-l", file))
-        part = kept.with_name(f".{stamp}-{os.getpid()}")
+        part = kept.with_name(f".{stamp}-{me()}")
         part.write_text(digest)
         settle(part, kept)
     known = {"model_id": f"file-{digest[:16]}", "digest": f"sha256:{digest}"} if digest else {}
@@ -152,7 +151,7 @@ def make(
     root.models.mkdir(parents=True, exist_ok=True)
     path = root.models / f"{model_id}.gguf"
     record, sent = path.with_suffix(".json"), _sent(root, model_id)
-    written, part = (path.with_name(f".{path.stem}{kind}-{os.getpid()}.gguf") for kind in ("-f16", ""))
+    written, part = (path.with_name(f".{path.stem}{kind}-{me()}.gguf") for kind in ("-f16", ""))
     try:
         written.unlink(missing_ok=True)  # left by a killed agent with the same pid
         # link first, then check for the finished model: another job removes the sent file when it has finished

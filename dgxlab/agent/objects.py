@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from dgxlab.agent.boot import flush, settle
+from dgxlab.agent.boot import flush, me, settle
 from dgxlab.agent.environment import base_env
 from dgxlab.errors import AGAIN, RemoteError
 
@@ -123,7 +123,7 @@ class Objects:
         path = self.path / "shallow"
         known = set(path.read_text().split()) if path.exists() else set()
         if not set(commits) <= known:
-            part = path.with_name(f"shallow.{os.getpid()}")
+            part = path.with_name(f"shallow.{me()}")
             part.write_text("".join(f"{commit}\n" for commit in sorted(known | set(commits))))
             settle(part, path)
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dgxlab.agent.boot import settle
+from dgxlab.agent.boot import me, settle
 from dgxlab.agent.environment import JOB, PATIENCE_S, Root, ask, settings
 from dgxlab.errors import AGAIN, RemoteError, one_line
 
@@ -31,6 +31,8 @@ FILE = "slurm.json"
 """In the folder of a job that Slurm starts: the host's settings, which its agent reads."""
 BEFORE_LIMIT_S = 60
 """Slurm sends TERM to the agent so long before the time limit; it may do so up to a minute earlier."""
+_BEGAN = time.monotonic()
+"""When this program began: in an agent, about when its job did."""
 
 _ENDED = re.compile("BOOT_FAIL|CANCELLED|COMPLETED|DEADLINE|FAILED|NODE_FAIL|OUT_OF_MEMORY|PREEMPTED|REVOKED|TIMEOUT")
 _WAITING = re.compile("PENDING|CONFIGURING|REQUEUED|REQUEUE_FED|REQUEUE_HOLD|RESV_DEL_HOLD|SPECIAL_EXIT")
@@ -145,13 +147,15 @@ def cancel(job_id: str) -> None:
 def why_ended() -> str:
     """Return, in an agent that has got TERM, why Slurm ends its job: TIMEOUT, PREEMPTED or CANCELLED."""
     number = os.environ.get("SLURM_JOB_ID", "")
-    with contextlib.suppress(Silent, ValueError):
+    with contextlib.suppress(Silent, LookupError, ValueError):
         shown = dict(re.findall(r"(\w+)=(\S*)", _run("scontrol", "--oneliner", "show", "job", number).stdout))
         if shown.get("PreemptTime", "None") != "None":
             return "PREEMPTED"
-        end = time.mktime(time.strptime(shown.get("EndTime", ""), "%Y-%m-%dT%H:%M:%S"))
-        if shown.get("JobState") == "RUNNING" and end - time.time() < 3 * BEFORE_LIMIT_S:
-            return f"TIMEOUT, its time limit is {shown.get('TimeLimit')}"
+        # both by slurmctld's clock, which this node's need not agree with
+        start, end = (time.mktime(time.strptime(shown[name], "%Y-%m-%dT%H:%M:%S")) for name in ("StartTime", "EndTime"))
+        left_s = end - start - (time.monotonic() - _BEGAN)
+        if shown["JobState"] == "RUNNING" and left_s < 3 * BEFORE_LIMIT_S:
+            return f"TIMEOUT, its time limit is {shown['TimeLimit']}"
     return "CANCELLED"
 
 
@@ -188,7 +192,7 @@ def remember(root: Root, facts: Facts) -> None:
     if node := allocation().get("node"):
         folder = root.path / "nodes"
         folder.mkdir(mode=0o700, exist_ok=True)
-        part = folder / f".{node}-{os.getpid()}"
+        part = folder / f".{node}-{me()}"
         part.write_text(json.dumps(to_json(facts)))
         settle(part, folder / f"{node}.json")
 
@@ -246,11 +250,11 @@ def _on_a_node(root: Root) -> Iterator[tuple[str, str, str]]:
     options = [word for word in settings().slurm or () if not word.startswith("--time=")]
     words = ("--immediate=10", "--time=1", "--nodes=1", "--ntasks=1", "--quiet", "--chdir=/", *options)
     with (root.path / "doctor.lock").open("ab") as file:
+        locks = "whether its locks are is not known: the node has no flock"
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError as error:
-            yield "root", "missing", f"{root.path} has no locks: {error.strerror}"
-            return
+            locks = f"it has no locks ({error.strerror})"
         # flock ends with 9 where it saw the lock; a node without flock says nothing
         take = f"flock --nonblock --conflict-exit-code 9 {shlex.quote(file.name)} echo {_APART}"
         look = f"{take}; [ $? = 9 ] && echo {_SEEN}; {agent}"
@@ -261,14 +265,10 @@ def _on_a_node(root: Root) -> Iterator[tuple[str, str, str]]:
         nvcc = facts["toolchain"]["nvcc"] or "no nvcc"
         gpus = ", ".join(gpu["name"] or "?" for gpu in facts["details"]["gpus"]) or "no GPU"
         (kind,) = ask([["stat", "--file-system", "--format=%T", str(root.path)]])
-        shared = f"{root.path} ({kind.text.strip()}) is shared with node {facts['details']['slurm']['node']}"
-        apart = f"{shared}, but its locks are not: two nodes would build in one folder at once"
-        if _APART in lines:
-            yield "root", "missing", apart
-        elif _SEEN in lines:
-            yield "root", "ok", f"{shared}, and so are its locks"
-        else:
-            yield "root", "note", f"{shared}; whether its locks are is not known: flock could not be tried there"
+        tried = {_APART: "its locks are not", _SEEN: "and so are its locks"}
+        locks = next((tried[line] for line in lines if line in tried), locks)
+        node = facts["details"]["slurm"]["node"]
+        yield "root", "ok", f"{root.path} ({kind.text.strip()}) is shared with node {node}, {locks}"
         yield "node", "ok", f"{facts['toolchain']['cxx'] or 'no C++ compiler'}; {nvcc}; {gpus}"
     elif "mmediate" in ran.stderr or "Unable to allocate" in ran.stderr:
         yield "node", "note", f"none is free now, so none was looked at: {_said(ran)}"

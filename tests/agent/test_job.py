@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from dgxlab.agent.boot import me
 from dgxlab.agent.job import Job, sha256
 from dgxlab.agent.lock import lock
 from dgxlab.errors import JobLost, RemoteError, UsageError
@@ -239,7 +240,7 @@ def test_a_job_damaged_before_it_began_is_replaced(job: Job, agent: Path, name: 
     assert again.start().state in ("running", "done")
     wait_for(again, "done")
     assert (job.folder / "executed").read_text() == "x"
-    assert [path.name.rpartition("-")[0] for path in job.folder.parent.glob(".*")] == [f".broken-{job.job_id}"]
+    assert [path.name for path in job.folder.parent.glob(".*")] == [f".broken-{job.job_id}-{me()}"]
 
 
 def test_a_job_that_began_is_never_replaced(job: Job, agent: Path) -> None:

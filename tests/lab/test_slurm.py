@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,11 @@ from dgxlab.model import Slurm as Submission
 from dgxlab.store import Store
 from dgxlab.transport.host import Host, Node
 from dgxlab.transport.local import LocalTransport
+from faults.clock import Clock
 from tests import machines, toy
 from tests.conftest import Bench, Quickstart
 from tests.lab.conftest import ToyLab, kinds, leave_at_a_run, notes, quiet
+from tests.preload import NO_LOCKS, library, python
 from tests.slurm import Slurm, slurm
 
 pytestmark = pytest.mark.slurm
@@ -60,8 +63,8 @@ def cluster(running: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
 def go(cluster: Slurm, make_toy_lab: Go) -> Go:
     """Make labs whose host submits to the cluster, with these options."""
 
-    def make(name: str = "lab", root: Path | None = None, **options: Any) -> ToyLab:
-        made = make_toy_lab(name, root=root or cluster.folder.parent / "root")  # for jobs killed here
+    def make(name: str = "lab", root: Path | None = None, python: str = "", **options: Any) -> ToyLab:
+        made = make_toy_lab(name, python, root or cluster.folder.parent / "root")  # for jobs killed here
         options = {"partition": "gpu", "gres": "gpu:4", "time": "1:00:00", **options}
         entry = HostEntry("local", path_prepend=(str(Path(sys.executable).parent),), slurm=Submission(**options))
         host = Host(made.host.transport, entry)
@@ -71,6 +74,9 @@ def go(cluster: Slurm, make_toy_lab: Go) -> Go:
 
 
 BUSY = ("sbatch", "--parsable", "--job-name=other", "--gres=gpu:4", "--output=/dev/null", "--wrap=sleep 600")
+
+
+HELD = '#!/bin/sh\nwhile [ -e {hold} ]; do sleep 0.1; done\nexec "$@"\n'
 
 
 def slow(lab: ToyLab) -> str:
@@ -223,6 +229,29 @@ def test_a_job_that_slurm_ends_says_why_and_the_next_does_what_is_missing(go: Go
     assert outcome.measured + outcome.reused == outcome.planned
 
 
+@pytest.mark.parametrize(("ahead_s", "how"), [(-240, "TIMEOUT"), (240, "CANCELLED")])
+def test_the_clock_of_a_node_is_minutes_off(go: Go, cluster: Slurm, tmp_path: Path, ahead_s: int, how: str) -> None:
+    """As much as munge bears: Slurm's times are compared with Slurm's alone."""
+    clock = Clock.make(tmp_path / "clock")
+    clock.set(ahead_s)
+    variables = ",".join(f"{name}={value}" for name, value in clock.env.items())
+    lab = go(time="6", extra=(f"--export={variables}",))
+    job_id = slow(lab)
+    began = json.loads((lab.root / "jobs" / job_id / "started").read_text())["t"]
+    assert abs(began - time.time() - ahead_s) < 60
+    number = number_of(cluster, job_id)
+    if how == "TIMEOUT":
+        cluster.tell("scontrol", "update", f"jobid={number}", "timelimit=1")
+        cluster.tell("scancel", "--batch", "--signal=TERM", number)
+    else:
+        cluster.tell("scancel", number)
+    assert how in ended(lab, job_id)
+    (listed,) = (job for job in lab.host.jobs() if job.job_id == job_id)
+    assert 0 <= listed.age_s < 120
+    outcome = rerun(lab)
+    assert 0 < outcome.reused < outcome.planned
+
+
 @pytest.mark.slow
 def test_slurm_says_what_an_agent_cannot(go: Go, cluster: Slurm) -> None:
     """The job's folder hangs, as a shared file system may, until the limit, which slurmctld checks twice a minute."""
@@ -330,6 +359,14 @@ def test_slurmctld_is_away_for_a_while(go: Go, cluster: Slurm) -> None:
     assert ended(lab, job_id) == "done"  # by its journal; slurmctld may not know of its end for minutes
 
 
+def refused(lab: ToyLab, words: str) -> None:
+    """See that a job is refused with these words, and that the doctor says so too."""
+    with pytest.raises(RemoteError, match=words):
+        lab.run(lab.experiment())
+    missing = [finding for finding in check_host(lab.host) if finding.state == "missing"]
+    assert any(words in finding.text and finding.next for finding in missing)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -339,11 +376,7 @@ def test_slurmctld_is_away_for_a_while(go: Go, cluster: Slurm) -> None:
     ],
 )
 def test_what_slurm_refuses_is_said_in_its_words(go: Go, options: dict[str, str], words: str) -> None:
-    lab = go(**options)
-    with pytest.raises(RemoteError, match=words):
-        lab.run(lab.experiment())
-    missing = [finding for finding in check_host(lab.host) if finding.state == "missing"]
-    assert any(words in finding.text and finding.next for finding in missing)
+    refused(go(**options), words)
 
 
 def test_a_login_node_without_slurm(go: Go, tmp_path: Path) -> None:
@@ -355,24 +388,29 @@ def test_a_login_node_without_slurm(go: Go, tmp_path: Path) -> None:
             lab.host.probe()
 
 
-SACCT = """#!/bin/sh
-case "$*" in
-    "--noheader --allocations --starttime=now") ;;
-    "--allocations --noheader --parsable2 --user=0 --name=forgotten --starttime=now-30days --format=JobIDRaw,State,"*)
-        echo "41|CANCELLED by 0|None|Unknown|None assigned"
-        echo "42|NODE_FAIL|None|2026-11-26T10:02:33|node1" ;;
-    *) echo "sacct was asked something new: $*" >&2; exit 2 ;;
-esac
-"""  # in the form that sacct's manual gives: its database is on no test machine
-
-
-def test_sacct_is_asked_what_squeue_has_forgotten(go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lab = go()
-    assert look("forgotten") is None  # the real one, without its database
-    machines.script(tmp_path / "bin" / "sacct", SACCT)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    assert str(look("forgotten")) == "CANCELLED, Slurm job 41"
-    assert examined(lab)["sacct"].state == "ok"
+def test_accounts_and_what_slurmctld_has_forgotten(
+    go: Go, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with slurm(tmp_path_factory.mktemp("slurm") / "accounted", accounting=True) as accounted:
+        monkeypatch.setenv(*next(iter(accounted.env.items())))
+        root = accounted.folder.parent / "root"
+        refused(go(root=root, account="nope"), "Invalid account")
+        lab = go("member", root=root, account="root")
+        assert examined(lab)["sacct"].state == "ok"
+        job_id = slow(lab)
+        lab.kill(job_id)
+        words = ("sacct", "--allocations", "--noheader", f"--name={job_id}", "--format=State")
+        deadline = time.monotonic() + 60
+        while "FAILED" not in accounted.tell(*words):
+            assert time.monotonic() < deadline
+        accounted.kill("slurmctld")
+        shutil.rmtree(accounted.folder / "state")
+        (accounted.folder / "state").mkdir()
+        accounted.start("slurmctld")
+        accounted.wait_up()
+        assert number_of(accounted, job_id) == ""
+        assert ended(lab, job_id).startswith("FAILED, Slurm job ")
+        assert rerun(lab).reused > 0
 
 
 def test_a_user_without_sacct(go: Go, tmp_path: Path) -> None:
@@ -432,8 +470,7 @@ def test_building_first(go: Go, build: dict[str, str], tmp_path: Path) -> None:
 def test_a_preempted_build_goes_on_by_itself(go: Go, cluster: Slurm, tmp_path: Path) -> None:
     hold, launcher = tmp_path / "hold", tmp_path / "launcher"
     hold.touch()
-    launcher.write_text(f'#!/bin/sh\nwhile [ -e {hold} ]; do sleep 0.1; done\nexec "$@"\n')
-    launcher.chmod(0o755)
+    machines.script(launcher, HELD.format(hold=hold))
     lab = go(root=tmp_path / "root", build={"partition": "gpu", "nodelist": "node1"})
     sent: list[str] = []
 
@@ -472,23 +509,73 @@ def test_the_doctor_looks_at_the_cluster(go: Go) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flock", "state", "says"),
-    [
-        ('shift 4; exec "$@"', "missing", "but its locks are not"),
-        ("exit 127", "note", "flock could not be tried there"),
-    ],
+    ("flock", "says"),
+    [('shift 4; exec "$@"', ", its locks are not"), ("exit 127", "not known: the node has no flock")],
 )
-def test_the_doctor_finds_locks_that_do_not_reach_a_node(
-    go: Go, tmp_path: Path, flock: str, state: str, says: str
-) -> None:
+def test_the_doctor_finds_locks_that_do_not_reach_a_node(go: Go, tmp_path: Path, flock: str, says: str) -> None:
     """As on NFS that is mounted with local_lock, where the node can take what is locked here; and without flock."""
     machines.script(tmp_path / "bin" / "flock", f"#!/bin/sh\n{flock}\n")
     lab = go()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
         said = examined(lab)
-    assert said["root"].state == state
-    assert says in said["root"].text
+    assert said["root"].text.endswith(says)
+
+
+def test_a_root_without_locks(go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node builds once for two jobs, another builds in a folder of its own; Slurm says which job is dead."""
+    root, locks, hold, launcher = (tmp_path / name for name in ("root", "locks", "hold", "launcher"))
+    locks.mkdir()
+    monkeypatch.setenv("DGXLAB_LOCKS", str(locks))
+    env = {"LD_PRELOAD": str(library(tmp_path / "no-locks.so", NO_LOCKS)), "NO_LOCKS": str(root)}
+    without = {"root": root, "python": str(python(tmp_path / "python", env)), "gres": ""}
+    lab, other = go(nodelist="node1", **without), go("other", nodelist="node2", **without)
+    assert examined(lab)["root"].text.endswith(", it has no locks (No locks available)")
+    hold.touch()
+    machines.script(launcher, HELD.format(hold=hold))
+    spec = lab.experiment(cmake={"CMAKE_C_COMPILER_LAUNCHER": str(launcher)})
+    jobs = [each.submit(spec).job_id for each in (lab, lab, other)]
+    for job_id in jobs:
+        lab.wait_for(job_id, '"kind":"build"')
+    hold.unlink()
+    assert [ended(lab, job_id) for job_id in jobs] == ["done"] * 3
+    lines = ((root / "jobs" / job_id / "journal.jsonl").read_text().splitlines() for job_id in jobs)
+    *here, there = (each["reused"] for job in lines for each in map(json.loads, job) if each["event"] == "build")
+    assert (sorted(here), there) == ([False, True], False)
+    assert sorted(path.name.partition("-")[2] for path in (root / "work").iterdir()) == ["node1", "node2"]
+    with pytest.raises(RemoteError, match="run.lock cannot be locked: No locks available"):  # Slurm knows no such job
+        go("login", build={}, **without).run(spec)
+    killed = slow(lab)
+    lab.kill(killed)
+    assert ended(lab, killed).startswith("FAILED")
+    assert rerun(lab).reused > 0
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 40 MB, which the login node and the nodes share."""
+    disk = tmp_path / "disk"
+    disk.mkdir(mode=0o700)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m,mode=700", "tmpfs", disk], check=True)
+    yield disk
+    subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_full_shared_disk(go: Go, small: Path, killed: bool) -> None:
+    """The job and a command say so, Slurm's word needs no room, and what was measured is kept."""
+    lab = go(root=small / "root")
+    job_id = slow(lab)
+    with (small / "full").open("wb", buffering=0) as full, suppress(OSError):
+        while True:
+            full.write(bytes(4096))
+    with pytest.raises(RemoteError, match="the disk of local is full"):
+        lab.run(lab.experiment())
+    lab.kill(job_id) if killed else lab.release()
+    assert ended(lab, job_id).startswith("FAILED" if killed else "the job failed: the disk of local is full")
+    (small / "full").unlink()
+    outcome = rerun(lab)
+    assert 0 < outcome.reused < outcome.planned
 
 
 @pytest.mark.parametrize(("named", "indices"), [("1", ["1"]), ("GPU-a", ["0"]), ("NoDevFiles", []), ("", ["0", "1"])])
