@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dgxlab.agent.boot import me, settle
-from dgxlab.agent.environment import JOB, PATIENCE_S, Root, ask, settings
+from dgxlab.agent.environment import JOB, PATIENCE_S, Root, ask, search_path, settings
 from dgxlab.errors import AGAIN, RemoteError, one_line
 
 if TYPE_CHECKING:
@@ -222,13 +222,15 @@ def _facts(root: Root, node: str) -> Any:
 
 def examine(root: Root) -> Iterator[tuple[str, str, str]]:
     """Yield (name, state, sentence) for each check of the cluster; the state is as in `lab.doctor.Finding`."""
-    version = _run("sbatch", "--version")
-    yield "sbatch", "ok", version.stdout.strip()
     try:
-        there = nodes(root)
+        yield from _examined(root)
     except Silent as silent:
-        yield "nodes", "missing", silent.message
-        return
+        yield "slurm", "missing", silent.message
+
+
+def _examined(root: Root) -> Iterator[tuple[str, str, str]]:
+    yield "sbatch", "ok", _run("sbatch", "--version").stdout.strip()
+    there = nodes(root)
     idle = sum(node["state"].startswith("idle") for node in there)
     yield ("nodes", "ok" if there else "missing", f"{len(there)} take jobs, {idle} of them idle")
     tried = _run("sbatch", "--test-only", *_options("dgxlab-doctor"), stdin=_DRY)
@@ -305,13 +307,13 @@ def _script(folder: Path) -> str:
 def _run(program: str, *words: str, stdin: str = "", patience_s: float = PATIENCE_S) -> _Ran:
     """Run one of Slurm's programs; raises Silent if it is missing or does not end in time."""
     env = {name: value for name, value in os.environ.items() if not _OPTIONS.match(name)}
-    env |= {"LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
+    env |= {"PATH": search_path(), "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
     try:
         return subprocess.run(
             [program, *words], input=stdin, capture_output=True, text=True, env=env, timeout=patience_s, check=False
         )
     except FileNotFoundError:
-        why = f"there is no {program} on {settings().name}, which its slurm: in hosts.yaml needs"
+        why = f"there is no {program} on the PATH of {settings().name}; path_prepend: can name its folder"
         raise Silent(why, next=f"dgxlab doctor {settings().name}") from None
     except subprocess.TimeoutExpired:
         raise Silent(f"{program} on {settings().name} did not end within {patience_s:g} s", next=AGAIN) from None

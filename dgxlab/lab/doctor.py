@@ -58,14 +58,15 @@ def _either(good: object, name: str, text: str, lacking: str, next: str, state: 
 
 def check_host(host: Host) -> list[Finding]:
     """Check a host for what jobs need; return only the reason if it cannot be reached."""
+    entry = edit(host.entry.file or "hosts.yaml")
     try:
         probe = host.probe()
     except DgxlabError as error:
-        return [Finding("reach", MISSING, error.message, error.next or AGAIN, host.name)]
+        here = host.entry.slurm and error.next == command("dgxlab", "doctor", host.name)
+        return [Finding("reach", MISSING, error.message, entry if here else error.next or AGAIN, host.name)]
     findings = [*check_facts(probe.facts, host.entry, probe.absent)]
     if host.entry.slurm:
-        mend = edit(host.entry.file or "hosts.yaml")
-        findings += [Finding(name, state, text, "" if state == OK else mend) for name, state, text in host.cluster()]
+        findings += [Finding(name, state, text, "" if state == OK else entry) for name, state, text in host.cluster()]
     return [replace(finding, where=host.name) for finding in findings]
 
 

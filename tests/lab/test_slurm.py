@@ -169,9 +169,11 @@ def test_a_job_waits_with_slurms_reason_and_is_cancelled_alone(go: Go, cluster: 
     others = [cluster.tell(*BUSY, f"--nodelist={node}").strip() for node in ("node1", "node2")]
     lab = go()
     job_id = lab.submit(lab.experiment()).job_id
-    status = lab.host.status(job_id)
+    deadline = time.monotonic() + 60
+    while "expected at" not in (status := lab.host.status(job_id)).slurm:
+        assert time.monotonic() < deadline
     assert status.state == "queued"
-    assert re.match(r"PENDING.*, Slurm job \d+$", status.slurm)
+    assert re.match(r"PENDING \(\w+\), expected at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d, Slurm job \d+$", status.slurm)
     (listed,) = (job for job in lab.host.jobs() if job.job_id == job_id)
     assert listed.state == "queued"
     assert lab.host.cancel(job_id).state == "done"
@@ -380,12 +382,21 @@ def test_what_slurm_refuses_is_said_in_its_words(go: Go, options: dict[str, str]
 
 
 def test_a_login_node_without_slurm(go: Go, tmp_path: Path) -> None:
+    """The doctor names what to change: a login over ssh may have a shorter PATH than its user's shell."""
     lab = go()
-    bare = machines.programs(tmp_path / "bare", "git", "cc", "c++", "cmake", "ninja")
+    before, bare = os.environ["PATH"], machines.programs(tmp_path / "bare", "git", "cc", "c++", "cmake", "ninja")
+    elsewhere = machines.programs(tmp_path / "elsewhere", "sinfo")
+    found = Host(lab.host.transport, replace(lab.host.entry, path_prepend=(str(elsewhere),)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", str(bare))
-        with pytest.raises(RemoteError, match="there is no sinfo on local"):
-            lab.host.probe()
+        (reach,) = check_host(lab.host)
+        assert reach.text.startswith("there is no sinfo on the PATH of local")
+        assert reach.next.endswith("hosts.yaml")
+        (slurm,) = (finding for finding in check_host(found) if finding.name == "slurm")
+        assert slurm.text.startswith("there is no sbatch on the PATH of local")
+        for name in ("sbatch", "squeue", "srun", "sacct"):
+            (elsewhere / name).symlink_to(str(shutil.which(name, path=before)))
+        assert "missing" not in {finding.state for finding in check_host(found)}
 
 
 def test_accounts_and_what_slurmctld_has_forgotten(
@@ -422,7 +433,7 @@ def test_a_user_without_sacct(go: Go, tmp_path: Path) -> None:
         assert look("forgotten") is None
         said = examined(lab)
     assert said["sacct"].state == "note"
-    assert "there is no sacct on local" in said["sacct"].text
+    assert "there is no sacct on the PATH of local" in said["sacct"].text
     assert said["node"].state == "ok"
 
 
@@ -543,7 +554,7 @@ def test_a_root_without_locks(go: Go, tmp_path: Path, monkeypatch: pytest.Monkey
     *here, there = (each["reused"] for job in lines for each in map(json.loads, job) if each["event"] == "build")
     assert (sorted(here), there) == ([False, True], False)
     assert sorted(path.name.partition("-")[2] for path in (root / "work").iterdir()) == ["node1", "node2"]
-    with pytest.raises(RemoteError, match="run.lock cannot be locked: No locks available"):  # Slurm knows no such job
+    with pytest.raises(RemoteError, match=r"run\.lock cannot be locked: No locks available"):  # Slurm knows no such job
         go("login", build={}, **without).run(spec)
     killed = slow(lab)
     lab.kill(killed)
