@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 AGAIN = "run the same command again"
 """A value of `next`, perhaps followed by " with OPTION"; `cli` prints the command that the user typed instead."""
@@ -46,6 +48,16 @@ def command(*words: object) -> str:
 def install(requirement: str) -> str:
     """Return the command that installs a package where this program runs."""
     return command(sys.executable, "-m", "pip", "install", requirement)
+
+
+@contextmanager
+def needs(requirement: str, purpose: str) -> Iterator[None]:
+    """Raise UsageError if a module imported inside is missing: what the package is for, and how it is installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        message = f"{purpose}, and there is no module {error.name}"
+        raise UsageError(message, next=install(requirement)) from None
 
 
 class DgxlabError(Exception):

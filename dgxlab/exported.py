@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dgxlab import __version__
-from dgxlab.errors import AGAIN, UsageError, command, install
+from dgxlab.errors import AGAIN, UsageError, command, needs
 from dgxlab.model import digest
 from dgxlab.report.imports import find_import
 from dgxlab.store import UNCOUNTED, Store
@@ -187,12 +187,9 @@ def _sqlite(path: Path, tools: Sequence[Exported]) -> None:
 
 
 def _parquet(path: Path, tools: Sequence[Exported]) -> None:
-    try:
+    with needs(PYARROW, "Parquet is written with pyarrow"):
         import pyarrow
         from pyarrow import parquet
-    except ModuleNotFoundError as error:
-        message = f"Parquet is written with pyarrow, and there is no module {error.name}"
-        raise UsageError(message, next=install(PYARROW)) from None
     rows = [row for each in tools for row in each.rows]
     columns: dict[str, list[Any]] = {name: [] for row in rows for name in row}
     for name, values in columns.items():

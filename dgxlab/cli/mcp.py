@@ -18,7 +18,7 @@ from typer import Option
 from dgxlab.cli._app import Workspace, experiment
 from dgxlab.cli._out import Out
 from dgxlab.cli.run import seconds
-from dgxlab.errors import DgxlabError, UsageError, install
+from dgxlab.errors import DgxlabError, UsageError, needs
 from dgxlab.project import root
 
 if TYPE_CHECKING:
@@ -59,12 +59,9 @@ def mcp(
 
 def serve(tools: _Tools, *, allow_try: bool) -> MCPServer[Any]:
     """Return the server of a project's tools; UsageError if the SDK is not installed."""
-    try:
+    with needs(PACKAGE, "the protocol is spoken by its SDK"):
         from mcp.server import MCPServer
         from mcp_types import ToolAnnotations
-    except ModuleNotFoundError as error:
-        message = f"the protocol is spoken by its SDK, and there is no module {error.name}"
-        raise UsageError(message, next=install(PACKAGE)) from None
     server = MCPServer[Any]("dgxlab", instructions=_INSTRUCTIONS)
     reading, working = ToolAnnotations(read_only_hint=True), ToolAnnotations(destructive_hint=False)
     for tool in (tools.plan, tools.tries, tools.report, tools.sessions):

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dgxlab import units
-from dgxlab.errors import UsageError, install
+from dgxlab.errors import UsageError, install, needs
 from dgxlab.report import Number, Provenance, Report, Table
 
 if TYPE_CHECKING:
@@ -79,11 +79,9 @@ def new(height: float) -> Iterator[Figure]:
     Raises UsageError if matplotlib is missing or does not load.
     """
     try:
-        from matplotlib import style
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        message = f"pictures are drawn with matplotlib, and there is no module {error.name}"
-        raise UsageError(message, next=install(FLOOR)) from None
+        with needs(FLOOR, "pictures are drawn with matplotlib"):
+            from matplotlib import style
+            from matplotlib.figure import Figure
     except ImportError as error:
         message = f"matplotlib is installed and does not load: {error}"
         raise UsageError(message, next=f"{install(FLOOR)} --force-reinstall") from error

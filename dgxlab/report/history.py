@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from dgxlab import stats, units
-from dgxlab.errors import UsageError, install
+from dgxlab.errors import UsageError, needs
 from dgxlab.model import BURN_IN, SeriesRef
 from dgxlab.report.ask import Query, has_words, job_of_arm
 from dgxlab.report.records import Column, Number, Page, Provenance, Row, Table, Value, grouped
@@ -200,12 +200,9 @@ def change_points(values: Sequence[float]) -> list[Change]:
     """
     if len(values) < LEAST:
         return []
-    try:
+    with needs(FLOOR, "change points are found with ruptures"):
         import numpy as np
         import ruptures  # noqa: F401 - said before anything is computed
-    except ModuleNotFoundError as error:
-        message = f"change points are found with ruptures, and there is no module {error.name}"
-        raise UsageError(message, next=install(FLOOR)) from None
     found = sorted(_changes(np.log(np.asarray(values, dtype=float)), 0))
     begins = [0, *(at for at, _ in found), len(values)]
     levels = [stats.median(values[begin:end]) for begin, end in itertools.pairwise(begins)]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dgxlab.errors import SpecError, UsageError, command, install
+from dgxlab.errors import SpecError, UsageError, command, needs
 from dgxlab.store.connect import named_errors, open_existing, version
 from dgxlab.store.schema import VERSION
 
@@ -53,12 +53,9 @@ def application(path: Path) -> Datasette:
         UsageError: if datasette is missing.
         SpecError: if there is no record, or it has an older schema: only commands that write bring it up to date.
     """
-    try:
+    with needs(FLOOR, "datasette serves the record"):
         from datasette.app import Datasette
         from datasette.database import Database
-    except ModuleNotFoundError as error:
-        message = f"datasette serves the record, and there is no module {error.name}"
-        raise UsageError(message, next=install(FLOOR)) from None
     from dgxlab.served import hooks
 
     with named_errors(path), contextlib.closing(open_existing(path)) as connection:
