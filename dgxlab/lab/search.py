@@ -78,14 +78,16 @@ class Search:
             return Compared(fault=error)
         if outcome.error and not isinstance(outcome.error, (*FAULTS, ConditionsError)):
             raise outcome.error
-        if outcome.error:
+        if isinstance(outcome.error, FAULTS):
             return Compared(outcome.job_id, fault=outcome.error)
         chains = list(lab.store.job(outcome.job_id).plan.chains)
         keys = [(chain.id, comparison) for chain in chains for comparison in comparisons(chain)]
         subjects = dict(zip(keys, _subjects((chain.baseline, chain.candidate) for chain in chains), strict=True))
         judged = judgement.recorded(lab.store, outcome.job_id)
         verdicts = [(subjects[each.chain, each.comparison], each.verdict) for each in judged]
-        return Compared(outcome.job_id, tuple(pair for pair in verdicts if self.name in ("", pair[0].name)))
+        chosen = tuple(pair for pair in verdicts if self.name in ("", pair[0].name))
+        valid = any(verdict.effect is not None for _, verdict in chosen)  # of some cells, where others were disturbed
+        return Compared(outcome.job_id, chosen if valid else (), outcome.error)
 
     def of_one(self, baseline: Experiment, candidate: Experiment) -> Search:
         """Return the search for the only subject that its cells, labels or names, fit; UsageError if several do."""
