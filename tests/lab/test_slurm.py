@@ -478,11 +478,13 @@ def test_building_first(go: Go, build: dict[str, str], tmp_path: Path) -> None:
     assert outcome.measured == outcome.planned
 
 
-def test_a_preempted_build_goes_on_by_itself(go: Go, cluster: Slurm, tmp_path: Path) -> None:
+@pytest.mark.parametrize("asked", [{"kind": "run"}, {"kind": "gate", "again": True}], ids=["run", "gate"])
+def test_a_preempted_build_goes_on_by_itself(go: Go, cluster: Slurm, tmp_path: Path, asked: dict[str, Any]) -> None:
     hold, launcher = tmp_path / "hold", tmp_path / "launcher"
     hold.touch()
     machines.script(launcher, HELD.format(hold=hold))
-    lab = go(root=tmp_path / "root", build={"partition": "gpu", "nodelist": "node1"})
+    build = {"partition": "gpu", "nodelist": "node1"} if asked["kind"] == "run" else None  # in the job itself
+    lab = go(root=tmp_path / "root", build=build, nodelist="node1")
     sent: list[str] = []
 
     def preempt(event: dict[str, Any]) -> None:
@@ -492,9 +494,11 @@ def test_a_preempted_build_goes_on_by_itself(go: Go, cluster: Slurm, tmp_path: P
             hold.unlink()
             cluster.tell("scancel", sent[0].strip())
 
-    outcome, events = lab.run_well(lab.experiment(cmake={"CMAKE_C_COMPILER_LAUNCHER": str(launcher)}), react=preempt)
+    experiment = lab.experiment(cmake={"CMAKE_C_COMPILER_LAUNCHER": str(launcher)})
+    outcome, events = lab.run_well(experiment, react=preempt, **asked)
     assert notes(events, "a new job does what is missing")
     assert outcome.measured == outcome.planned
+    assert [gate["status"] for gate in kinds(events, "gate")] == ["passed"]
 
 
 @pytest.mark.parametrize("build", [{}, {"partition": "gpu"}])
