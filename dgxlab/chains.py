@@ -152,20 +152,12 @@ def chain_of(step: ChainStep, comparison: Comparison, runs: Iterable[ChainRun], 
         [run.values.get((comparison.baseline, comparison.metric)) for run in baselines],
         [run.values.get((comparison.candidate, comparison.metric)) for run in candidates],
         better=metric(comparison.metric).better,
-        drift_limit=_drift_limit(step, comparison),
+        drift_limit=step.drift_limit,
         cycles=cycles_planned(step, runs),
         flaws=flaws,
         before=last.get((comparison.baseline, comparison.metric)),
         protocol=protocol,
     )
-
-
-def _drift_limit(step: ChainStep, comparison: Comparison) -> float:
-    if not step.screen:
-        return step.drift_limit
-    known = {(floor.cell, floor.metric): (floor.sigma, floor.cycles) for floor in step.noise}
-    noise, cycles = known.get((comparison.baseline, comparison.metric), (0.0, None))
-    return stats.screen_limit(step.drift_limit, noise, cycles)
 
 
 def whole_cycles(chain: Chain) -> int:

@@ -101,12 +101,10 @@ def _chain(step: ChainStep) -> Iterator[str]:
         yield "  each run is pinned to as many processors as it has threads, on cores of their own while there are some"
     warm = "each arm at its own temperature" if step.block_s else "the arms at their shared temperature"
     conditions = "each run waits until the device has cooled" if step.thermal == "cold" else warm
-    limit = f"{100 * step.drift_limit:g} %"
-    apart = (
-        f"baselines as near as its noise explains, at most {limit} apart"
-        if step.screen
-        else f"a step of more than {limit} costs its cycle"
-    )
+    limit = min(step.drift_limit, stats.SCREEN_DRIFT_LIMIT) if step.screen else step.drift_limit
+    apart = f"a step of more than {100 * limit:g} % costs its cycle"
+    if step.screen:
+        apart = f"baselines at most {100 * limit:g} % apart"
     yield f"  thermal {step.thermal}: {conditions}; {apart}"
 
 

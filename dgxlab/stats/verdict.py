@@ -272,25 +272,12 @@ def not_counted(flaws: Mapping[int, str]) -> Iterator[VerdictReason]:
 def screen(chain: Chain, noise: float | None, noise_cycles: int | None = None) -> Verdict:
     """Return the verdict on a single cycle a_0 b_1 a_1, enough to drop a bad idea early; never `same`.
 
-    The baselines must agree as `screen_limit` says, and the candidate beat both, or lose to both, by 2.77 noise floors.
-    `noise` is the host's noise floor, a share; without it the verdict is invalid. If it comes from only `noise_cycles`
-    valid cycles, the factor is larger than 2.77; None means that it is exact.
+    The baselines must agree within 2 %, and the candidate beat both, or lose to both, by 2.77 noise floors. `noise` is
+    the host's noise floor, a share; without it the verdict is invalid. If it comes from only `noise_cycles` valid
+    cycles, the factor is larger than 2.77; None means that it is exact.
     """
-    chain = replace(chain, drift_limit=screen_limit(chain.drift_limit, noise or 0.0, noise_cycles))
+    chain = replace(chain, drift_limit=min(chain.drift_limit, SCREEN_DRIFT_LIMIT))
     return replace(_bracket(chain, noise, noise_cycles), better=chain.better, screen=True)
-
-
-def screen_limit(drift_limit: float, noise: float, noise_cycles: int | None = None) -> float:
-    """Return how far the baselines of a screen may be apart, a share: 2 %, and more where its noise explains more."""
-    return min(drift_limit, max(SCREEN_DRIFT_LIMIT, _floors(noise_cycles) * noise))
-
-
-def _floors(noise_cycles: int | None) -> float:
-    """Return how many noise floors two runs of the same build are apart in one of twenty pairs."""
-    if noise_cycles is None:
-        return SCREEN_NOISE
-    # a floor from few cycles may be too low: t in place of 1.96 makes it 3.34 of them where they come from 8 cycles
-    return t_quantile(0.975, noise_cycles - 1) * math.sqrt(2) if noise_cycles > 1 else math.inf
 
 
 def _bracket(chain: Chain, noise: float | None, noise_cycles: int | None) -> Verdict:
@@ -308,7 +295,8 @@ def _bracket(chain: Chain, noise: float | None, noise_cycles: int | None) -> Ver
     (effect,), (before, after) = chain.differences(), chain.a
     assert effect is not None and before is not None and after is not None  # noqa: PT018 - what defect() found
     half_open = abs(math.log(before) - math.log(after)) / 2  # of either baseline to their middle
-    floors = _floors(noise_cycles)
+    # a floor from few cycles may be too low: t in place of 1.96 makes it 3.34 of them where they come from 8 cycles
+    floors = SCREEN_NOISE if noise_cycles is None else t_quantile(0.975, noise_cycles - 1) * math.sqrt(2)
     code, word = VerdictCode.WITHIN, "inconclusive"
     if abs(effect) - half_open > floors * noise:
         faster = (effect > 0) == (chain.better == "higher")
