@@ -79,8 +79,8 @@ def _once(lab: Lab, host: Host, request: Request, sides: Sequence[Side], watch: 
         at, followed = _joined(lab, host, request, sides, at, followed, watch)
     todo, job, probe = at.todo, at.job, at.probe
     last = sides[-1]
-    made = build_of(last, probe)
-    outcome = Outcome(followed, last.experiment, last.source, device_of(last, probe), made, todo.planned, todo.reused)
+    device, build = device_of(last, probe), build_of(last, probe)
+    outcome = Outcome(followed, last.experiment, last.source, device, build, todo.planned, todo.reused)
     if job is None:
         if request.baseline:
             noted(watch)(f"session {followed} of the same arms went on without this command: its result is kept")
