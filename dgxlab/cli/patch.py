@@ -54,8 +54,8 @@ class _PinOptions:
     def fetch_each(self, names: Sequence[str], out: Out) -> tuple[PinCache, dict[str, list[str]]]:
         """Fetch the requested pin, else all that specs name; return the pin cache, and the series to check on each pin.
 
-        Those are `names`; without any, all, but where specs name several pins, only those that a spec applies to the
-        pin, or that have patches of their own for it.
+        Those are `names`, or all. Where specs name several pins, a series is checked on those that a spec applies it
+        to, or that it has patches of its own for; one of `names` that has neither is checked on each.
         """
         from dgxlab import series
 
@@ -70,8 +70,9 @@ class _PinOptions:
             out.note(f"left out, as no spec names them: {', '.join(idle)}")
         for at in named:
             cache = self._ensure(at, specs, out)
-        every = {at: [name for name in series.names(root) if (at[:12], name) in used] for at in named}
-        return cache, {at: list(names or every[at]) for at in named}
+        anywhere = set(names) - {name for _, name in used}
+        wanted = names or series.names(root)
+        return cache, {at: [each for each in wanted if (at[:12], each) in used or each in anywhere] for at in named}
 
     def _specs(self, out: Out) -> Sequence[Experiment]:
         return [] if self.pin and self.source else readable_experiments(out.note)

@@ -101,7 +101,8 @@ def check(root: Path, name: str, cache: PinCache, pin: str) -> list[str]:
                     problems.append(f"{patch.name} is not as git format-patch writes it; dgxlab patch refresh mends it")
             stack.overlay(series)
         except PatchError as error:
-            problems += [error.message, *error.details.splitlines()]
+            files = error.details.splitlines()
+            problems += [error.message, *(each for each in files if each not in error.message)]  # it tells the first
     return problems
 
 

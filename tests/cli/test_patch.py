@@ -52,9 +52,13 @@ def test_two_pins_are_checked_each_with_its_series(series: Project) -> None:
     assert (ran.rc, sorted(ran.out.splitlines()[::2])) == (0, sorted([f"pin {later[:12]}", f"pin {first[:12]}"]))
     assert set(ran.out.splitlines()[1::2]) == {"no series"}
     assert "left out, as no spec names them: more" in ran.err
+    assert series.run("patch", "check", "more").out.count("\nmore: ") == 2  # on each pin, as no spec says which
     series.spec("more", "extends: toy.yaml\nseries: [more]\n")
+    named = series.run("patch", "check", "more")
+    assert (named.rc, f"pin {first[:12]}\nmore: no problems" in named.out) == (0, True)
     series.spec("more-later", "extends: later.yaml\nseries: [more]\n")
     ran = series.run("patch", "check")
+    assert "more: 1 problem\n" in ran.out
     assert (ran.rc, ran.next) == (11, f"dgxlab patch refresh more --pin {later} --beside")
     assert series.run(*ran.next.split()[1:]).out == "wrote toys-add-more.patch\n"
     assert series.ok("patch", "check").out.count("more: no problems") == 2
