@@ -42,9 +42,10 @@ def full_id(name: str, sources: Sequence[str], cache: PinCache, on_progress: Pro
             return _look_up(name, source, cache)
         except SourceError as error:
             causes.append(f"{shown}: {error}")
-    url = next(filter(URL.fullmatch, sources), UPSTREAM)
+    asked = next((each for each in sources if URL.fullmatch(each) or Path(each).expanduser().is_dir()), UPSTREAM)
+    look = command("git", "ls-remote", "--heads", "--tags", without_secrets(asked))
     message = f"no source has a tag, a branch or a commit {name!r}"
-    raise SpecError(message, next=command("git", "ls-remote", "--heads", "--tags", url), details="\n".join(causes))
+    raise SpecError(message, next=look, details="\n".join(causes))
 
 
 def _look_up(name: str, source: str, cache: PinCache) -> str:
