@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from resource import RLIM_INFINITY
@@ -11,7 +11,7 @@ from typing import Any
 
 from dgxlab.agent.files import full_disk, scratch_folder
 from dgxlab.agent.measure import Completed, Workbench, raw_file
-from dgxlab.model import ARM, Check, CheckCommand, GateStep, ParityGate, case_digest
+from dgxlab.model import ARM, Check, CheckCommand, GateStep, ParityGate, about, case_digest
 from dgxlab.model.events import File, GateEvent
 from dgxlab.model.reasons import Code, Reason, reason
 from dgxlab.tools import judge_check, parity
@@ -21,6 +21,8 @@ _RERUNS = 3
 """How often a parity gate is run again after cases failed, each time with all cases: one may depend on another."""
 _RERUN_AT_MOST = 20
 """With more failed cases than this the kernel is wrong, and the gate is not run again."""
+_OK, _LOOK_S = b"OK\x1b[0m", 5.0
+"""What ends the line of a case that passed, and the pause between looks at how many have."""
 _ATTEMPTS = 3
 """Max launches of a command whose output is cut: llama.cpp's logger can lose the last lines before an exit with 0."""
 
@@ -75,7 +77,8 @@ def _parity(bench: Workbench, step: GateStep, gate: ParityGate, baseline: GateEv
     argv = bench.fill(step.commands[0].argv, step.arm)
 
     def launch(name: str) -> tuple[Completed, GateReading, int]:
-        launched = bench.launch(name, argv, step.env, step.limit_s)
+        look = _counting(bench, step, bench.printed(name))
+        launched = bench.launch(name, argv, step.env, step.limit_s, look=look)
         rc = -1 if launched.ended.rc is None else launched.ended.rc
         return launched, parity.read_gate(launched.text(), gate.backend), rc
 
@@ -106,6 +109,25 @@ def _parity(bench: Workbench, step: GateStep, gate: ParityGate, baseline: GateEv
     judged = _Judged([], {ARM: counted}, raw, reasons, flaky, reading.cases if reading.total else None)
     judged.add(ARM, argv, step.env, rc, launched)
     return judged
+
+
+def _counting(bench: Workbench, step: GateStep, printed: Path) -> Callable[[int], float]:
+    """Return a function that reports how many cases have passed so far, by what the program prints."""
+    assert isinstance(step.gate, ParityGate)
+    about_it, total = about(step.gate), step.gate.expect.total if step.gate.expect else 0
+    done = at = 0
+
+    def look(_: int) -> float:
+        nonlocal done, at
+        with printed.open("rb") as stream:
+            stream.seek(at)
+            lines = stream.read().rpartition(b"\n")[0]
+        at += len(lines)
+        done += lines.count(_OK)
+        bench.progress(step.id, min(done, total or done), total, about_it)  # a backend's own line may end in OK too
+        return _LOOK_S
+
+    return look
 
 
 def _reasons(gate: ParityGate, limit_s: float, launched: Completed, reading: GateReading, rc: int) -> Reasons:

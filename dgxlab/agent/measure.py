@@ -161,14 +161,17 @@ class Workbench:
 
         `env` has the variables that the plan adds, `options` are further arguments of `child.run`.
         """
-        stem = name.replace(":", "-")
-        stdout, stderr = self.job.raw / f"{stem}.out", self.job.raw / f"{stem}.err"
+        stdout, stderr = self.printed(name), self.printed(name).with_suffix(".err")
         options |= {"stdout": stdout, "stderr": stderr, "limit_s": limit_s, "keep": self.keep}
         ended = child.run(argv, env=measured_env(env), **options)
         self._pids.add(ended.pid)
         if ended.left:
             self.note(left_running(name, ended.left))
         return Completed(ended, stdout, stderr)
+
+    def printed(self, name: str) -> Path:
+        """Return the raw file of what the launch `name` prints on stdout."""
+        return self.job.raw / f"{name.replace(':', '-')}.out"
 
     def measure(self, step: RunStep, name: str, absent: Sequence[str] = (), *, pin: bool = False) -> Attempt:
         """Run one benchmark and parse its output, also if it failed; the caller writes the event to the journal.

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from dgxlab.agent import child
+from dgxlab.agent import child, gates, measure
 from dgxlab.agent.gates import random_text, run_gate
 from dgxlab.agent.measure import Attempt, Workbench
 from dgxlab.agent.work import Worker
 from dgxlab.errors import DgxlabError, HostBusy
 from dgxlab.model import ARM, CheckCommand, Expectation, GateStep, ParityGate, RunStep
-from dgxlab.model.events import NoteEvent, RunEvent
+from dgxlab.model.events import NoteEvent, ProgressEvent, RunEvent
 from dgxlab.model.reasons import Code, reason
 from tests.journals import read
 
@@ -35,6 +35,17 @@ def test_output_without_end_is_the_reason(bench: Workbench, monkeypatch: pytest.
     assert (event.status, event.reasons) == ("failed", (reason(Code.TOO_LONG, program="yes", mib=1, last="y"),))
     assert event.raw["stdout"].size == 1 << 20
     assert bench.launch("again", ["yes"], {}, 20.0).text() == ""
+
+
+def test_a_gate_counts_its_cases_as_they_pass(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gates, "_LOOK_S", 0.05)
+    monkeypatch.setattr(measure, "_PROGRESS_S", 0.0)
+    case = r"printf '  MUL_MAT(n=1): \033[1;32mOK\033[0m\n'"
+    command = CheckCommand(ARM, ("sh", "-c", f"{case}; {case}; sleep 0.5; {case}"), {})
+    run_gate(bench, replace(GATE, gate=replace(GATE.gate, expect=Expectation(3, 3)), commands=(command,)))
+    told = [(each.done, each.total) for each in read(bench.job.journal) if isinstance(each, ProgressEvent)]
+    assert (2, 3) in told
+    assert told[-1] == (3, 3)
 
 
 @pytest.mark.usefixtures("adopts")
