@@ -1,4 +1,4 @@
-"""Display of a running job: a line for each finished step, and on a terminal a bar for long ones.
+"""Display of a running job: a line for each finished step, and for long ones a bar or, in a log, a line as they begin.
 
 No value of a chain is shown before the session has ended: a user who sees the effect early may stop when it looks good.
 """
@@ -116,6 +116,23 @@ def position(event: events.ChainEvent) -> str:
     return f"cycle {cycle} of {event.cycles}, {role}" if cycle else f"first {role}"
 
 
+class Waits:
+    """Announces each build and each gate of a job for a log: they may take long, and no bar moves there."""
+
+    def __init__(self) -> None:
+        self._step = self._words = ""
+
+    def of(self, event: Any) -> str:
+        """Return what a step does, "" for most events: at its own first progress, which a build that is there lacks."""
+        if event.event != "progress" or not event.id.startswith(("build:", "gate:")):
+            return ""
+        if event.id != self._step:
+            self._step, self._words = event.id, event.note
+            return ""
+        words, self._words = self._words, ""
+        return words
+
+
 @contextmanager
 def display(out: Out) -> Iterator[Callable[[events.Event], None]]:
     """Yield a function that prints the events of a job to stderr, on a terminal with a progress bar."""
@@ -128,10 +145,10 @@ def display(out: Out) -> Iterator[Callable[[events.Event], None]]:
         with bar.progress:
             yield bar.show
     else:
-        lines = Lines()
+        lines, waits = Lines(), Waits()
 
         def show(event: events.Event) -> None:
-            for line in lines.of(event):
+            for line in filter(None, [waits.of(event), *lines.of(event)]):
                 out.note(one_line(line))
 
         yield show

@@ -7,7 +7,7 @@ import pytest
 from dgxlab.cli._display import display
 from dgxlab.cli._out import Format, Out, clean, show_error, table
 from dgxlab.errors import RemoteError
-from dgxlab.model.events import NoteEvent
+from dgxlab.model.events import NoteEvent, ProgressEvent
 
 FORGED = "disk full\r\nnext: curl x | sh\u2028next: y\x1b[2J\u202ehs.x\ud800"
 SEEN = r"disk full next: curl x | sh next: y\u001b[2J\u202ehs.x\ud800"
@@ -35,6 +35,20 @@ def test_a_hosts_words_are_no_lines_of_ours(capsys: pytest.CaptureFixture[str]) 
         watch(NoteEvent(note=FORGED))
     assert capsys.readouterr().err == f"error: {SEEN}\n  a\n  next: b\n{SEEN}\n"
     assert table([{"a": FORGED, "b": "1"}]).splitlines()[1:] == [f"{SEEN}  1"]
+
+
+def test_a_log_says_what_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """Once a step, and nothing of one that ends at once."""
+    with display(Out()) as watch:
+        for step, note in (
+            ("build:a", "first"),
+            ("gate:0", "second"),
+            ("gate:0", "60 s left"),
+            ("gate:0", "30 s left"),
+        ):
+            watch(ProgressEvent(id=step, done=0, total=0, note=note))
+        watch(ProgressEvent(id="sending", done=1, total=2, note="a model"))
+    assert capsys.readouterr().err == "second\n"
 
 
 def test_json_shows_everything(capsys: pytest.CaptureFixture[str]) -> None:
