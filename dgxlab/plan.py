@@ -250,9 +250,11 @@ def _of_family(
 ) -> tuple[ChainStep, ...]:
     """Return the chains of a session, each with the session's number of claims, effect and share of `max_s`.
 
-    At the `level` of a ledger they are as long as those of a session with so many claims that each has that level.
+    At the `level` of a ledger they are as long as those of a session with so many claims that each has that level: a
+    number of cycles fixed by hand is then the least, as nobody who writes it knows the level.
     """
     session, count = baseline.session, sum(len(comparisons(chain)) for chain in chains)
+    count = claims_at(level, count) if level else count
     screens, needed = any(chain.screen for chain in chains), fewest_cycles(count)
     why = ""
     if session.thermal == "cold":
@@ -265,12 +267,12 @@ def _of_family(
         raise SpecError(f"a limit of minutes has no say here: {why}", next=edit(baseline.path))
     if screens:
         return chains
-    if 0 < session.cycles < needed:
+    if 0 < session.cycles < needed and not level:
         raise SpecError(
             f"{session.cycles} cycles are too few for this session of {count} claim{'s' * (count > 1)}, which needs"
             f" {needed}: with fewer, chance alone puts all runs of one arm first too often",
             next=edit(baseline.path),
         )
     effect, share = 0.0 if session.cycles else session.effect, max_s / len(chains)
-    count = claims_at(level, count) if level else count
-    return tuple(replace(chain, claims=count, effect=effect, max_s=share) for chain in chains)
+    cycles = session.cycles and max(session.cycles, needed)
+    return tuple(replace(chain, claims=count, cycles=cycles, effect=effect, max_s=share) for chain in chains)

@@ -10,6 +10,7 @@ from dgxlab.errors import SpecError
 from dgxlab.model import ChainStep, GateStep, ModelStep, ParityGate, Plan, Source, from_json, to_json
 from dgxlab.model.experiment import DerivedModel, EngagedGate, Experiment, FileModel, Session, SyntheticModel, root_of
 from dgxlab.spec import load
+from dgxlab.stats import fewest_cycles
 from dgxlab.synth.tensors import EXPERTS
 from dgxlab.tools import PerplexityGate
 from tests import toy
@@ -55,6 +56,17 @@ def test_a_chain_holds_both_arms_of_one_entry(baseline: Experiment) -> None:
     assert [chain.baseline.tool for chain in chains] == ["backend-ops", "llama-bench", "batched-bench"]
     assert [(c.baseline.env, c.candidate.env) for c in chains] == [({}, {"TOY": "x"})] * 3
     assert len(list(session.runs)) == 6
+
+
+def test_the_level_of_a_ledger_decides_over_a_number_of_cycles_by_hand(baseline: Experiment) -> None:
+    """With fewer cycles than the level needs no verdict is possible, however clear the effect."""
+    new = replace(baseline, name="new", series=("s",))
+    cycles = []
+    for level in (0.0, 0.05, 1e-4):
+        session = plan.make_ab(baseline, new, (STOCK, PATCHED), job_id="j", level=level)
+        cycles.append({chain.cycles for chain in session.chains})
+        assert all(chain.cycles >= fewest_cycles(chain.claims) for chain in session.chains)
+    assert cycles == [{7}, {7}, {10}]
 
 
 def test_an_experiment_against_itself_is_one_arm(baseline: Experiment) -> None:
