@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "../common/bench.cuh"
 #include "../common/graph.cuh"
 #include "proof.cuh"
 
