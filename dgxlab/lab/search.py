@@ -25,7 +25,7 @@ from dgxlab.errors import (
 )
 from dgxlab.lab import Lab, Watch, session
 from dgxlab.lab.request import Request
-from dgxlab.model import Experiment, ParityGate, RunStep
+from dgxlab.model import Experiment, ParityGate, RunStep, events
 from dgxlab.source.git import Git
 from dgxlab.stats import Bisection, Verdict, estimate, past_half
 from dgxlab.tools import BENCHES, Launch
@@ -191,6 +191,7 @@ def bisect(
     first = steps[0].experiment
     state = Bisection(len(steps) - 1, confidence)
     search = search.of_one(first, steps[-1].experiment)
+    _tell(watch, f"the ends: {steps[-1].name} against {steps[0].name}")
     ends = search.compare(lab, first, steps[-1].experiment, watch)
     if ends.fault:
         raise ends.fault
@@ -202,6 +203,7 @@ def bisect(
     answers: list[Answer] = []
     while (at := state.next()) is not None and len(answers) < 4 * len(steps).bit_length():
         candidate = steps[at].experiment
+        _tell(watch, f"test {len(answers) + 1}: {steps[at].name} against {steps[0].name}")
         compared = search.compare(lab, replace(first, session=enough), replace(candidate, session=enough), watch)
         seen = compared.verdict
         measured = estimate(seen) if seen else None
@@ -222,6 +224,7 @@ def ablate(
     """Yield each patch of the series `name`, and how the experiment without it compares with the whole one."""
     whole = gated(experiment)
     for number, patch in enumerate(patches, 1):
+        _tell(watch, f"{number} of {len(patches)}: without {patch}")
         others = [str(other) for other in range(1, len(patches) + 1) if other != number]
         without = _with(whole, name, f"{name}:{','.join(others)}" if others else "", f"without-{number}")
         yield patch, search.compare(lab, whole, without, watch)
@@ -269,6 +272,10 @@ def _with(experiment: Experiment, name: str, chosen: str, suffix: str) -> Experi
     """Return an experiment with `chosen` in the place of the series `name`, "" for nothing."""
     series = tuple(chosen if each.partition(":")[0] == name else each for each in experiment.series)
     return replace(experiment, series=tuple(filter(None, series)), name=_name(experiment, suffix))
+
+
+def _tell(watch: Watch, note: str) -> None:
+    watch(events.NoteEvent(note=note))
 
 
 def _name(experiment: Experiment, suffix: str) -> str:

@@ -72,7 +72,9 @@ class Check:
             for name in ops.keys() & {part.partition(":")[0] for part in each.series}:
                 ops[name] |= gates
         ops[""] = set().union(*ops.values())
-        for row, commit in rows:
+        for number, (row, commit) in enumerate(rows, 1):
+            if commit:
+                watch(events.NoteEvent(note=f"{number} of {len(rows)}: {row.series or 'stock'}"))
             grep = partial(lab.cache.git.attempt, "grep", "--quiet", "--word-regexp", "--fixed-strings")
             known = [op for op in sorted(ops.get(row.series, ())) if grep(op, commit, "--", "*.c", "*.cpp").rc == 0]
             yield self._tried(lab, row, known, watch) if commit else row

@@ -1,5 +1,6 @@
 """`dgxlab bisect`, `ablate`, `pin check`: planted patches are found, and what cannot be tested is said."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,9 @@ def test_a_slow_commit_is_found(project: Project, checkout: Path) -> None:
     assert "toy : slow (tg4 slower -" in title
     assert head.split() == ["step", "there", "verdict", "session"]
     assert "100.0 %" in rows[0]
+    begun = re.findall(r"^(the ends|test \d): [0-9a-f]{12} toy : (\w+) against [0-9a-f]{12} ", ran.err, re.MULTILINE)
+    assert begun[0] == ("the ends", "five")
+    assert [name for name, _ in begun[1:]] == [f"test {number}" for number in range(1, len(rows))]
     backwards = project.run("bisect", "HEAD", first, *words)
     assert (backwards.rc, "has no commits from HEAD to" in backwards.error) == (9, True)
 
