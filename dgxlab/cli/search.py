@@ -184,8 +184,8 @@ def _value(compared: Compared) -> dict[str, Any]:
 
 
 def shown_verdicts(verdicts: Sequence[tuple[Subject, Verdict]]) -> list[str]:
-    """Return a line for each verdict: `pp512 slower -3.10 % (-3.50 to -2.70)`."""
-    return [f"{subject.name} {verdict.verdict} {_effect(verdict)}" for subject, verdict in verdicts]
+    """Return a line for each verdict: `pp512 slower -3.10 % (-3.50 to -2.70)`, or why it is invalid."""
+    return [f"{subject.name} {verdict.verdict}{_effect(verdict)}" for subject, verdict in verdicts]
 
 
 def _lab(options: JobOptions, workspace: Workspace, spec: Experiment) -> AbstractContextManager[Lab]:
@@ -193,8 +193,8 @@ def _lab(options: JobOptions, workspace: Workspace, spec: Experiment) -> Abstrac
     return where.lab(create=True)
 
 
-def _effect(verdict: Verdict | None) -> str:
-    if verdict is None or verdict.effect is None:
-        return "-"
+def _effect(verdict: Verdict) -> str:
+    if verdict.effect is None:
+        return "".join(f": {reason}" for reason in verdict.reasons[:1])
     ends = f" ({100 * verdict.ci[0]:+.2f} to {100 * verdict.ci[1]:+.2f})" if verdict.ci else ""
-    return f"{100 * verdict.effect:+.2f} %{ends}"
+    return f" {100 * verdict.effect:+.2f} %{ends}"

@@ -117,7 +117,8 @@ class Check:
         except ConditionsError as error:  # there is no noise floor
             return replace(row, reason=error.message, next=error.next)
         sessions = tuple(filter(None, (*row.sessions, compared.session)))
-        return replace(row, verdicts=compared.verdicts, sessions=sessions, reason=row.reason or compared.reason)
+        reason = row.reason or ("" if compared.verdict else compared.reason)  # an invalid verdict tells its own
+        return replace(row, verdicts=compared.verdicts, sessions=sessions, reason=reason)
 
     def _gated(self, lab: Lab, row: Upgrade, new: Experiment, watch: Watch) -> Upgrade:
         """Return the row with what the build and the gates gave, now or in an earlier check of the same build."""

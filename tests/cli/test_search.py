@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from dgxlab.cli.search import shown_verdicts
+from dgxlab.lab.search import Subject
+from dgxlab.stats import Verdict
 from tests import toy
 from tests.cli.conftest import Project
 
@@ -194,3 +197,9 @@ def test_a_series_that_only_looks_otherwise_applies(many: Project, tmp_path: Pat
     ran = many.ok("pin", "check", many.machine.later, "other", "--like", "plain", "--no-screen")
     assert [line.split()[1:3] for line in ran.out.splitlines()[2:3]] == [["yes", "yes"]]
     assert "other: toy-other.patch is not as git format-patch writes it" in ran.out
+
+
+def test_an_invalid_verdict_says_why() -> None:
+    why = "the bracket does not count"
+    verdict = Verdict("invalid", 1, reasons=(why, "one of 2 screens"))
+    assert shown_verdicts([(Subject("pp16", "pp16", "avg_ts", "m"), verdict)]) == [f"pp16 invalid: {why}"]
