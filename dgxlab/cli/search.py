@@ -106,6 +106,7 @@ def ablate(
             words = shown_verdicts(compared.verdicts) or [
                 f"{'cannot be left out' if compared.broken else 'no verdict'}: {compared.reason}"
             ]
+            out.note(f"without {patch}: {'; '.join(words)}")
             shown += [
                 {"without": patch if not number else "", "verdict": text, "session": compared.session[-6:]}
                 for number, text in enumerate(words)

@@ -1,5 +1,6 @@
 """`dgxlab bisect`, `ablate`, `pin check`: planted patches are found, and what cannot be tested is said."""
 
+import json
 import re
 from pathlib import Path
 
@@ -134,7 +135,9 @@ def test_a_slow_commit_is_found(project: Project, checkout: Path) -> None:
 
 
 def test_each_patch_is_left_out_once(many: Project) -> None:
-    rows = {row["without"]: row for row in many.json("ablate", "many", "--cell", "pp16")}
+    ran = many.ok("ablate", "many", "--cell", "pp16", "--format", "json")
+    assert "\nwithout toy-slow: pp16 faster +" in ran.err  # as each session ends
+    rows = {row["without"]: row for row in json.loads(ran.out)}
     assert list(rows) == ["toy-one", "toy-break", "toy-mend", "toy-slow", "toy-five"]
     assert rows["toy-slow"]["cells"][0]["verdict"] == "faster"
     assert rows["toy-slow"]["cells"][0]["effect"] == pytest.approx(0.25, abs=0.02)
