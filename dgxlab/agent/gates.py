@@ -21,7 +21,7 @@ _RERUNS = 3
 """How often a parity gate is run again after cases failed, each time with all cases: one may depend on another."""
 _RERUN_AT_MOST = 20
 """With more failed cases than this the kernel is wrong, and the gate is not run again."""
-_OK, _LOOK_S = b"OK\x1b[0m", 5.0
+_OK, _LOOK_S = b"OK\x1b[0m", 0.5
 """What ends the line of a case that passed, and the pause between looks at how many have."""
 _ATTEMPTS = 3
 """Max launches of a command whose output is cut: llama.cpp's logger can lose the last lines before an exit with 0."""
@@ -123,8 +123,9 @@ def _counting(bench: Workbench, step: GateStep, printed: Path) -> Callable[[int]
             stream.seek(at)
             lines = stream.read().rpartition(b"\n")[0]
         at += len(lines)
-        done += lines.count(_OK)
-        bench.progress(step.id, min(done, total or done), total, about_it)  # a backend's own line may end in OK too
+        if passed := lines.count(_OK):
+            done += passed
+            bench.progress(step.id, min(done, total or done), total, about_it)  # a backend's own line may end in OK too
         return _LOOK_S
 
     return look
