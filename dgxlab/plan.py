@@ -251,7 +251,7 @@ def _of_family(
     """Return the chains of a session, each with the session's number of claims, effect and share of `max_s`.
 
     At the `level` of a ledger they are as long as those of a session with so many claims that each has that level: a
-    number of cycles fixed by hand is then the least, as nobody who writes it knows the level.
+    number of cycles fixed by hand is then the least: it is written before the level is known.
     """
     session, count = baseline.session, sum(len(comparisons(chain)) for chain in chains)
     count = claims_at(level, count) if level else count
