@@ -216,7 +216,7 @@ def test_the_plans_of_this_repository_are_current(tmp_path: Path, dgxlab: Callab
     assert {"gdn.md", "nvfp4.md", "w4a16.md"} <= {path.name for path in plans}
     ran = dgxlab("report", "--check", *plans, "--db", record)
     assert ran.rc == 0, f"run: dgxlab report --update plans/*.md\n{ran.out}"
-    # a ladder is history, on a DGX Spark and of the loop nothing is measured, and of the others the kernels alone
+    # a ladder is history, on a DGX Spark nothing is measured, and of the others the kernels alone
     bare = {"spark", "w4a16-ladder", "w4a16-loop", "nvfp4-moe", "kbit"}
     for path in plans:
         assert len(Document(path).blocks) >= (0 if path.stem in bare else 2)
