@@ -94,6 +94,16 @@ def test_a_makefile_names_its_harness(tmp_path: Path, unset: str) -> None:
     assert f"{unset} is not set" in ran.stderr
 
 
+@pytest.mark.slow
+@needs_nvcc
+@pytest.mark.parametrize("kernel", COMPILED)
+def test_the_harness_compiles(tmp_path: Path, kernel: str) -> None:
+    """Whole, so also what it only times; for a GPU that hardly any kernel is for, which takes seconds."""
+    arch = "sm_80" if kernel == "kbit" else "sm_75"
+    ran = make(kernel, f"ARCH={arch}", str(tmp_path / f"harness-{arch}"), out=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+
+
 @pytest.mark.gpu
 @needs_nvcc
 @pytest.mark.parametrize("kernel", COMPILED)
