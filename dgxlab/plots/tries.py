@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dgxlab.plots import COLOURS, FAINT, INK, label, new
 from dgxlab.report import Table
+from dgxlab.report.tries import NOT_YET
 from dgxlab.stats import Ended
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ LOOKS = {
     Ended.SCREEN.value: ("v", COLOURS[1]),
     Ended.GATE.value: ("x", INK),
     Ended.BUILD.value: ("+", FAINT),
+    NOT_YET: ("*", INK),
 }
 """Marker and colour of a try, by how it ended."""
 

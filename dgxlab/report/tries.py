@@ -18,6 +18,8 @@ from dgxlab.store import alias
 if TYPE_CHECKING:
     from dgxlab.store import Store
 
+NOT_YET = "not yet"
+"""How a try has ended that goes on."""
 COLUMNS = (
     Column("try", "try", numeric=True),
     Column("ended", "ended"),
@@ -69,7 +71,7 @@ def _rows(store: Store, ledger: Sequence[TryRow]) -> Iterator[Row]:
             speeds[row["try_id"]] = best = speed
         yield {
             "try": row["number"],
-            "ended": "rejected" if row["rejected"] else row["ended"] or "not yet",
+            "ended": "rejected" if row["rejected"] else row["ended"] or NOT_YET,
             "gain": None if gain is None else f"{100 * gain:+.2f}",
             "speed": speed,
             "best": f"{100 * (best - 1):+.2f}",
