@@ -36,6 +36,8 @@ def cut(path: Path, jobs: Sequence[str] = JOBS) -> Path:
             columns = {each["name"] for each in store.rows("SELECT name FROM pragma_table_info(?)", (row["name"],))}
             if key := next((name for name in ("job_id", "run_id") if name in columns), None):
                 connection.execute(f"DELETE FROM {row['name']} WHERE substr({key}, 1, 15) NOT {kept}")
+            elif "try_id" in columns:
+                connection.execute(f"DELETE FROM {row['name']}")
             elif "import_id" in columns:
                 connection.execute(f"DELETE FROM {row['name']} WHERE import_id <> '{IMPORT}'")
         connection.execute("DELETE FROM cells WHERE cell NOT IN (SELECT cell FROM rows)")
