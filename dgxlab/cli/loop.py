@@ -21,6 +21,12 @@ from dgxlab.units import duration
 app = App("The tries of loops: hypotheses, diffs, decisions.")
 _EXIT = {"promoted": 0, "build": BuildFailed.exit_code, "gate": GateFailed.exit_code}
 """The exit code of a try, by how it ended; CheckFailed's for all others."""
+_OVER = {
+    "baseline": "the baseline",
+    "parent": "the parent",
+    "pin": "pin {pin:.12}, the baseline's series included",
+}
+"""What the lines of a try are counted over, by `diff_over`."""
 
 
 def try_(
@@ -89,7 +95,7 @@ def list_(
             "try": str(row["number"]),
             "baseline": f"{row['baseline']} on {row['host']}",
             "ended": row["ended"] or "not yet",
-            "lines": str(row["lines"]),
+            "lines": f"{row['lines']}{' over pin' * (row['diff_over'] == 'pin')}",
             "took": duration(row["seconds"] or 0.0),
             "because": row["because"],
         }
@@ -108,15 +114,19 @@ _OfOption = Annotated[
 def show(number: _TryArgument, of: _OfOption = "", *, workspace: Workspace, out: Out) -> None:
     """Show a try: how it ended, its verdicts and gates, and its changes.
 
+    They are those over the baseline with its series, or over the parent. For tries of an older dgxlab they are those
+    over the pin, with all of the baseline's series.
+
     Example: dgxlab tries show 17
     """
     from dgxlab.judgement import tries
 
     with workspace.store() as store:
         try_id = tries.find(tries.ledger(store, of), number)["try_id"]
-        told, diff = tries.told(store, try_id), tries.diff_of(store, try_id)
+        told, diff = tries.told(store, try_id), tries.change_of(store, try_id)
     names = ("try_id", "because", "ended", "why", "p", "level", "tree", "parent")
     facts = [f"{name:<8} {told[name]}" for name in names if told[name] is not None]
+    facts.append(f"{'lines':<8} {told['lines']}, over {_OVER[told['diff_over']].format(**told)}")
     cells = [f"{cell['cell']} {cell['metric']}: {cell['verdict']}{_percent(cell['effect'])}" for cell in told["cells"]]
     out.result({**told, "diff": diff}, "\n".join([*facts, *cells, "", diff]))
 
@@ -132,7 +142,8 @@ def export(
 ) -> None:
     """Turn the changes of a try into a series of one patch.
 
-    It is written as by `patch export`; its message is the hypothesis.
+    It is written as by `patch export`; its message is the hypothesis. It applies to the pin alone, and so contains the
+    baseline's series and the promoted tries before: a spec names it in place of the baseline's series, not after them.
 
     Example: dgxlab tries export 17 wider-tiles
     """

@@ -98,6 +98,8 @@ class _Tools:
     def tries(self, baseline: str = "", number: int = 0) -> list[dict[str, Any]]:
         """Return the ledger of a loop, or one try of it with its verdicts, gates and changes.
 
+        `diff` and `lines` are over what `diff_over` says: the baseline with its series, the parent, or the pin.
+
         Args:
             baseline: The name of the experiment that the loop improves; empty for every loop.
             number: The number of the try; 0 for all, without their changes.
@@ -109,7 +111,7 @@ class _Tools:
             if not number:
                 return rows
             try_id = tries.find(rows, str(number))["try_id"]
-            return [{**tries.told(store, try_id), "diff": tries.diff_of(store, try_id)}]
+            return [{**tries.told(store, try_id), "diff": tries.change_of(store, try_id)}]
 
     def report(self, name: str) -> str:
         """Return the report of an experiment or a session in markdown.

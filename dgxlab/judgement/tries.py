@@ -65,6 +65,12 @@ def diff_of(store: Store, try_id: str) -> str:
     return str(store.rows("SELECT diff FROM tries WHERE try_id = ?", (try_id,))[0]["diff"])
 
 
+def change_of(store: Store, try_id: str) -> str:
+    """Return what a try changes in what it is compared with; over its pin if `diff_over` of its row says so."""
+    rows = store.rows("SELECT coalesce(change, diff) AS change FROM tries WHERE try_id = ?", (try_id,))
+    return str(rows[0]["change"])
+
+
 def sessions_of(store: Store, try_id: str) -> dict[str, Job]:
     """Return the newest session of each measured stage, the stages in order."""
     rows = store.rows(
@@ -83,12 +89,21 @@ def held_out(store: Store) -> set[str]:
     return {job.job_id for job in jobs} | {arm.name for job in jobs for arm in job.plan.arms}
 
 
-def begin(store: Store, baseline: str, host: str, because: str, source: Source, diff: str, parent: str | None) -> str:
-    """Record a new try, and return its id."""
+def begin(
+    store: Store, of: tuple[str, str], because: str, source: Source, *, diff: str, change: str, parent: str | None
+) -> str:
+    """Record a new try of a ledger, and return its id.
+
+    Args:
+        of: The ledger: its baseline and host.
+        diff: What it changes in its pin: the source can be made from both.
+        change: What it changes in what it is compared with; its lines are counted.
+    """
+    baseline, host = of
     try_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{baseline}-{secrets.token_hex(3)}"
     about = {"try_id": try_id, "baseline": baseline, "host": host, "at": time.time(), "because": because}
     built = {"pin": source.pin, "tree": source.tree, "diff_digest": _digest(diff), "diff": diff}
-    store.put("tries", {**about, **built, "lines": series.changed_lines(diff), "parent": parent})
+    store.put("tries", {**about, **built, "change": change, "lines": series.changed_lines(change), "parent": parent})
     return try_id
 
 
@@ -179,7 +194,8 @@ def told(store: Store, try_id: str) -> Mapping[str, Any]:
     hidden = [verdict["verdict"] for verdict in store.verdicts(jobs[HELD_OUT].job_id)] if HELD_OUT in jobs else []
     return {
         **{name: row[name] for name in ("try_id", "number", "baseline", "host", "because", "pin", "tree", "parent")},
-        **{name: row[name] for name in ("diff_digest", "lines", "ended", "why", "p", "level", "wealth", "seconds")},
+        **{name: row[name] for name in ("diff_digest", "diff_over", "lines", "ended", "why")},
+        **{name: row[name] for name in ("p", "level", "wealth", "seconds")},
         "promoted": row["ended"] == Ended.PROMOTED.value,
         "cells": cells,
         "regressed": [cell["cell"] for cell in cells if cell["verdict"] == "slower"],

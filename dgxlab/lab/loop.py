@@ -87,8 +87,9 @@ def attempt(lab: Lab, asked: Try, watch: Watch) -> tuple[str, bool]:
             try_id = same[0]["try_id"]
         else:
             _check_budget(rows, asked, 0.0)
-            diff = series.diff(lab.cache, source)
-            try_id = tries.begin(lab.store, *asked.ledger, one_line(asked.because), source, diff, parent)
+            diff, change = series.diff(lab.cache, source), series.diff(lab.cache, source, reference)
+            because = one_line(asked.because)
+            try_id = tries.begin(lab.store, asked.ledger, because, source, diff=diff, change=change, parent=parent)
         _Measure(lab, asked, rows, try_id, source, reference if parent else None, watch).to_the_end()
     return try_id, False
 
@@ -141,7 +142,9 @@ def held_out(experiment: Experiment) -> Experiment:
 
 
 def export(lab: Lab, root: Path, name: str, row: Row) -> list[str]:
-    """Write the changes of a try as the series patches/<name> of the project `root`; return its patch files.
+    """Write what a try changes in its pin as the series patches/<name> of the project `root`; return its patch files.
+
+    Every series is made on a pin, not on other series. So this one has the changes of the try's reference, too.
 
     Raises SpecError as `series.export`, or if the pin cannot be found.
     """

@@ -28,7 +28,7 @@ COLUMNS = (
     Column("p", "p", numeric=True),
     Column("level", "level", numeric=True),
     Column("parent", "against try", numeric=True),
-    Column("lines", "lines", numeric=True),
+    Column("changed", "lines", numeric=True),
     Column("minutes", "minutes", numeric=True),
     Column("session", "session"),
     Column("because", "because"),
@@ -80,7 +80,8 @@ def _rows(store: Store, ledger: Sequence[TryRow]) -> Iterator[Row]:
             "session": session and alias(session),
             "minutes": None if row["seconds"] is None else f"{row['seconds'] / 60:.1f}",
             **{name: None if row[name] is None else f"{row[name]:.2g}" for name in ("p", "level")},
-            **{name: row[name] for name in ("lines", "because", "why")},
+            "changed": f"{row['lines']}{' over pin' * (row['diff_over'] == 'pin')}",
+            **{name: row[name] for name in ("lines", "diff_over", "because", "why")},
         }
 
 

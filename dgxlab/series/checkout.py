@@ -92,14 +92,15 @@ def untracked(checkout: Path) -> list[str]:
     return [path.decode(errors="replace") for path in listed.out.split(b"\0")[:-1]]
 
 
-def diff(cache: PinCache, source: Source) -> str:
-    """Return the changes of a source over its pin, as `git diff --binary` prints them; "" for none.
+def diff(cache: PinCache, source: Source, over: Source | None = None) -> str:
+    """Return the changes of a source over its pin, or another source, as `git diff --binary` prints them; "" for none.
 
     Raises SpecError if they are too long to be recorded.
     """
-    text = cache.git.read("diff", "--binary", "--full-index", source.pin, source.commit).decode(errors="replace")
+    base, of = (over.commit, f"tree {over.tree[:12]}") if over else (source.pin, f"pin {source.pin[:12]}")
+    text = cache.git.read("diff", "--binary", "--full-index", base, source.commit).decode(errors="replace")
     if len(text) > LONGEST:
-        message = f"the checkout differs from pin {source.pin[:12]} by {len(text) >> 20} MiB, too much to record"
+        message = f"the checkout differs from {of} by {len(text) >> 20} MiB, too much to record"
         raise SpecError(message, next="set llama_cpp.pin to the checkout's own base")
     return text
 

@@ -142,6 +142,15 @@ _add("m016_fleets", ("fleets",))
 _add("m017_indexes")
 
 
+@MIGRATIONS()
+def m018_changes(db: Database) -> None:
+    """Add `tries.change`, what a try changes in what it is compared with, and update the seals of tries."""
+    seals = Seals(db.conn)
+    seals.writing("tries", ("try_id",), db.execute("SELECT try_id FROM tries").fetchall())
+    _run(db, "m018")
+    seals.close()
+
+
 def _rebuild(db: Database, table: str, changes: Mapping[str, str], *, deflated: Collection[str] = ()) -> None:
     """Recreate a table from its changed SQL, with its rows, indexes and constraints.
 

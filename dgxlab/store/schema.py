@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 
 APPLICATION_ID = 0x6467786C  # `dgxl` in the file's header: tells this database from any other SQLite file
-VERSION = 17  # PRAGMA user_version of a database to which every migration was applied
-SCHEMA = "dc9aa897cb79dadd"  # `connect.schema_digest` of such a database
+VERSION = 18  # PRAGMA user_version of a database to which every migration was applied
+SCHEMA = "8cede16c04f8027d"  # `connect.schema_digest` of such a database
 
 ROOFLINE = "roofline"  # kind of the flag that ingest adds to a run that exceeds the peaks of its GPU
 
@@ -31,7 +31,7 @@ DEFLATED: Mapping[str, tuple[str, ...]] = {
     "jobs": ("plan",),
     "rows": ("raw",),
     "runs": ("argv", "before", "after", "raw"),
-    "tries": ("diff",),
+    "tries": ("diff", "change"),
 }
 """By table, the columns of deflated texts. `Store` takes and returns plain text; in SQL, use `inflated(raw)`."""
 

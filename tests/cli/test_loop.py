@@ -95,6 +95,44 @@ def test_a_faster_change_is_promoted_and_is_the_next_reference(loop: Loop) -> No
     assert loop.project.json("tries", "list", "--db", before) == loop.project.json("tries", "list")
 
 
+def test_a_try_is_shown_over_what_it_is_compared_with(new: Loop) -> None:
+    """Not over the pin, which lacks the series of the baseline; that diff is recorded too, and exported."""
+    new.edit("ggml/ggml.c", "out of toys", "no toys")
+    new.project.ok("patch", "export", "first", "--tree", new.checkout, "-m", "ggml : say it shortly")
+    toy.git(new.checkout, "commit", "-q", "-a", "-m", "first")
+    new.project.spec("stock", SPEC + "series: [first]\n")
+    new.project.ok("noise", "stock")
+    new.edit(BENCH, TIME, "9000000")
+    first = new.ended()[1]
+    new.edit(BENCH, TIME, "8000000")
+    second = new.ended()[1]
+    assert [told["ended"] for told in (first, second)] == ["promoted", "promoted"]
+    listed = new.project.json("tries", "list")
+    for rows in (listed, [first, second]):
+        assert [(row["lines"], row["diff_over"]) for row in rows] == [(2, "baseline"), (2, "parent")]
+    shown = [new.project.json("tries", "show", number)["diff"].splitlines() for number in ("1", "2")]
+    changed = [[line[0] + line.partition("? ")[2][:7] for line in diff if line[:2] in ("- ", "+ ")] for diff in shown]
+    assert changed == [["-1000000", "+9000000"], ["-9000000", "+8000000"]]
+    text = new.project.ok("tries", "show", "2").out
+    assert "\nlines    2, over the parent\n" in text
+    assert "ggml.c" not in text
+    exported = new.project.json("tries", "export", "2", "faster")
+    patch = (new.project.folder / "patches/faster" / exported["patches"][0]).read_text()
+    assert ("+    return (i ? 8000000" in patch, "no toys" in patch) == (True, True)
+    assert new.project.run("patch", "check", "faster", "--pin", new.project.machine.pin).rc == 0
+    assert new.project.run("db", "check").out == "ok\n"
+    with Store.open(new.project.folder / "results.db") as store:
+        store.connection.execute("DROP TRIGGER tries_no_update")
+        store.connection.execute("UPDATE tries SET change = NULL, lines = 4 WHERE parent IS NULL")  # an older dgxlab's
+        whole = tries.diff_of(store, first["try_id"])
+    old = new.project.json("tries", "show", "1")
+    assert (old["diff_over"], old["diff"], "no toys" in whole) == ("pin", whole, True)
+    pin = new.project.machine.pin[:12]
+    assert f"\nlines    4, over pin {pin}, the baseline's series included\n" in new.project.ok("tries", "show", "1").out
+    listing, report = (new.project.ok(*words).out for words in (("tries", "list"), ("report", "--form", "tries")))
+    assert (listing.count(" 4 over pin "), report.count("| 4 over pin |")) == (1, 1)
+
+
 def test_what_drops_a_change(loop: Loop) -> None:
     loop.edit(BENCH, "int main", "int oops main")
     ran = loop.try_()

@@ -81,6 +81,7 @@ def test_a_program_tries_and_sees_no_held_out_cell(loop: Loop) -> None:
         assert (row["ended"], "diff" in row) == ("promoted", False)
         (shown,) = await ask("tries", {"baseline": "stock", "number": 1})
         assert "+    return (i ? 9000000" in shown["diff"]
+        assert shown["diff_over"] == row["diff_over"] == "baseline"
         listed = await ask("sessions", {})
         assert sorted(row["kind"] for row in listed) == ["ab", "noise", "screen"]
         assert "| pp16 | faster |" in await ask("report", {"name": done["sessions"][-1]})

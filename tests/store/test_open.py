@@ -134,6 +134,20 @@ def test_a_migration_hides_no_edit(folder: Path, stop_before: str) -> None:
             assert store.verdicts("job-0")[0]["noise"] is None
 
 
+def test_older_tries_have_their_changes_over_the_pin_alone(folder: Path) -> None:
+    path = older(folder / "results.db", "m018_changes")
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("INSERT INTO tries VALUES ('a', 'b', 'h', 1, 'x', 'p', 't', 'd', x'00', 3, NULL)")
+        seals.seal_all(connection)
+    changed = Path(shutil.copy(path, folder / "changed.db"))
+    edited(changed, "DROP TRIGGER tries_no_update", "UPDATE tries SET lines = 2")
+    for file, problems in ((path, []), (changed, ["try a"])):
+        with Store.open(file) as store:
+            listed = store.rows("SELECT number, diff_over, change FROM try_list JOIN tries USING (try_id)")
+            assert listed == [{"number": 1, "diff_over": "pin", "change": None}]
+            assert [problem[:5] for problem in seals.broken(store.connection)] == problems
+
+
 def test_seven_backups_are_kept(folder: Path) -> None:
     path = filled(folder / "results.db")
     copies = folder / "results.db.backups"
