@@ -83,7 +83,7 @@ def make_ab(
 
     Raises:
         SpecError: if two different arms have the same name or no common cell; if session.cycles is too small for the
-            number of verdicts, or `max_s` would have no effect.
+            number of verdicts and there is no level, or `max_s` would have no effect.
     """
     arms = _arms(baseline, candidate, sources)
     sides = list(zip((baseline, candidate), arms, strict=False))
@@ -250,8 +250,8 @@ def _of_family(
 ) -> tuple[ChainStep, ...]:
     """Return the chains of a session, each with the session's number of claims, effect and share of `max_s`.
 
-    At the `level` of a ledger they are as long as those of a session with so many claims that each has that level: a
-    number of cycles fixed by hand is then the least: it is written before the level is known.
+    At the `level` of a ledger they are as long as those of a session with so many claims that each has that level. A
+    number of cycles fixed by hand is then the least, as it is written before the level is known.
     """
     session, count = baseline.session, sum(len(comparisons(chain)) for chain in chains)
     count = claims_at(level, count) if level else count

@@ -21,8 +21,8 @@ _RERUNS = 3
 """How often a parity gate is run again after cases failed, each time with all cases: one may depend on another."""
 _RERUN_AT_MOST = 20
 """With more failed cases than this the kernel is wrong, and the gate is not run again."""
-_OK, _LOOK_S = b"OK\x1b[0m", 0.5
-"""What ends the line of a case that passed, and the pause between looks at how many have."""
+_LOOK_S, _LOOK_BYTES = 0.5, 4 << 20
+"""Pause between looks at how many cases have passed, and the most that is read at once: output may have no end."""
 _ATTEMPTS = 3
 """Max launches of a command whose output is cut: llama.cpp's logger can lose the last lines before an exit with 0."""
 
@@ -114,18 +114,18 @@ def _parity(bench: Workbench, step: GateStep, gate: ParityGate, baseline: GateEv
 def _counting(bench: Workbench, step: GateStep, printed: Path) -> Callable[[int], float]:
     """Return a function that reports how many cases have passed so far, by what the program prints."""
     assert isinstance(step.gate, ParityGate)
-    about_it, total = about(step.gate), step.gate.expect.total if step.gate.expect else 0
+    words, total = about(step.gate), step.gate.expect.total if step.gate.expect else 0
     done = at = 0
 
     def look(_: int) -> float:
         nonlocal done, at
         with printed.open("rb") as stream:
             stream.seek(at)
-            lines = stream.read().rpartition(b"\n")[0]
+            lines = stream.read(_LOOK_BYTES).rpartition(b"\n")[0]
         at += len(lines)
-        if passed := lines.count(_OK):
+        if passed := lines.count(parity.ENDS_PASSED):
             done += passed
-            bench.progress(step.id, min(done, total or done), total, about_it)  # a backend's own line may end in OK too
+            bench.progress(step.id, min(done, total or done), total, words)  # a backend's own line may end in OK too
         return _LOOK_S
 
     return look

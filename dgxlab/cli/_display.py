@@ -123,7 +123,7 @@ class Waits:
         self._step = self._words = ""
 
     def of(self, event: Any) -> str:
-        """Return what a step does, "" for most events: at its own first progress, which a build that is there lacks."""
+        """Return what a step does, "" for most events: at its first progress; a build that is reused has none."""
         if event.event != "progress" or not event.id.startswith(("build:", "gate:")):
             return ""
         if event.id != self._step:

@@ -87,6 +87,7 @@ def list_(
     Example: dgxlab tries list stock
     """
     from dgxlab.judgement import tries
+    from dgxlab.report.tries import NOT_YET
 
     with workspace.store() as store:
         rows = tries.ledger(store, baseline, host)
@@ -94,7 +95,7 @@ def list_(
         {
             "try": str(row["number"]),
             "baseline": f"{row['baseline']} on {row['host']}",
-            "ended": row["ended"] or "not yet",
+            "ended": row["ended"] or NOT_YET,
             "lines": f"{row['lines']}{' over pin' * (row['diff_over'] == 'pin')}",
             "took": duration(row["seconds"] or 0.0),
             "because": row["because"],

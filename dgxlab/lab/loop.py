@@ -129,7 +129,7 @@ class _Measure:
         """Measure one stage in a session of its own, behind the jobs of others."""
         baseline = self.asked.baseline
         if stage == CHAIN:
-            _refuse_noise(baseline, tries.sessions_of(self.lab.store, self.try_id)[SCREEN])
+            _refuse_noise(baseline, tries.sessions_of(self.lab.store, self.try_id)[SCREEN], level)
         spec = held_out(baseline) if stage == HELD_OUT else baseline
         request = Request(KINDS[stage], spec, spec, tree=self.source, baseline_tree=self.reference)
         request = replace(request, wait_s=self.asked.wait_s, level=level if stage == CHAIN else 0.0, behind=True)
@@ -186,12 +186,17 @@ def _check_budget(rows: Sequence[Row], asked: Try, now_s: float) -> None:
         raise BudgetSpent(message, next="dgxlab report --form tries")
 
 
-def _refuse_noise(baseline: Experiment, screen: Job) -> None:
-    """Raise ConditionsError if, by the screen's noise floors, not even the longest chain finds the wanted effect."""
+def _refuse_noise(baseline: Experiment, screen: Job, level: float) -> None:
+    """Raise ConditionsError if, by the screen's noise floors, not even the longest chain finds the wanted effect.
+
+    A number of cycles by hand is the least: at the `level` of the ledger a chain may have more.
+    """
     floors = {(floor.cell, floor.metric): floor.sigma for chain in screen.plan.chains for floor in chain.noise}
     asked = [each for chain in screen.plan.chains for each in comparisons(chain)]
     noise = max(floors[each.baseline, each.metric] for each in asked)
-    cycles = baseline.session.cycles or stats.cycle_range(len(asked))[1]
+    needed = stats.fewest_cycles(stats.claims_at(level, len(asked)))
+    fixed = baseline.session.cycles
+    cycles = max(fixed, needed) if fixed else stats.cycle_range(len(asked))[1]
     finds, wanted = stats.mde(noise, cycles, len(asked)), baseline.session.effect
     if finds > wanted:
         message = f"the noise floor of {100 * noise:.2g} % on host {baseline.host} is too high: {cycles} cycles find"

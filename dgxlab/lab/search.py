@@ -23,9 +23,9 @@ from dgxlab.errors import (
     UsageError,
     command,
 )
-from dgxlab.lab import Lab, Watch, session
+from dgxlab.lab import Lab, Watch, noted, session
 from dgxlab.lab.request import Request
-from dgxlab.model import Experiment, ParityGate, RunStep, events
+from dgxlab.model import Experiment, ParityGate, RunStep
 from dgxlab.source.git import Git
 from dgxlab.stats import Bisection, Verdict, estimate, past_half
 from dgxlab.tools import BENCHES, Launch
@@ -87,7 +87,8 @@ class Search:
         verdicts = [(subjects[each.chain, each.comparison], each.verdict) for each in judged]
         chosen = tuple(pair for pair in verdicts if self.name in ("", pair[0].name))
         valid = any(verdict.effect is not None for _, verdict in chosen)  # of some cells, where others were disturbed
-        return Compared(outcome.job_id, chosen if valid else (), outcome.error)
+        # where none is, an error says why in better words than they do
+        return Compared(outcome.job_id, () if outcome.error and not valid else chosen, outcome.error)
 
     def of_one(self, baseline: Experiment, candidate: Experiment) -> Search:
         """Return the search for the only subject that its cells, labels or names, fit; UsageError if several do."""
@@ -191,7 +192,7 @@ def bisect(
     first = steps[0].experiment
     state = Bisection(len(steps) - 1, confidence)
     search = search.of_one(first, steps[-1].experiment)
-    _tell(watch, f"the ends: {steps[-1].name} against {steps[0].name}")
+    noted(watch)(f"the ends: {steps[-1].name} against {steps[0].name}")
     ends = search.compare(lab, first, steps[-1].experiment, watch)
     if ends.fault:
         raise ends.fault
@@ -203,7 +204,7 @@ def bisect(
     answers: list[Answer] = []
     while (at := state.next()) is not None and len(answers) < 4 * len(steps).bit_length():
         candidate = steps[at].experiment
-        _tell(watch, f"test {len(answers) + 1}: {steps[at].name} against {steps[0].name}")
+        noted(watch)(f"test {len(answers) + 1}: {steps[at].name} against {steps[0].name}")
         compared = search.compare(lab, replace(first, session=enough), replace(candidate, session=enough), watch)
         seen = compared.verdict
         measured = estimate(seen) if seen else None
@@ -224,7 +225,7 @@ def ablate(
     """Yield each patch of the series `name`, and how the experiment without it compares with the whole one."""
     whole = gated(experiment)
     for number, patch in enumerate(patches, 1):
-        _tell(watch, f"{number} of {len(patches)}: without {patch}")
+        noted(watch)(f"{number} of {len(patches)}: without {patch}")
         others = [str(other) for other in range(1, len(patches) + 1) if other != number]
         without = _with(whole, name, f"{name}:{','.join(others)}" if others else "", f"without-{number}")
         yield patch, search.compare(lab, whole, without, watch)
@@ -272,10 +273,6 @@ def _with(experiment: Experiment, name: str, chosen: str, suffix: str) -> Experi
     """Return an experiment with `chosen` in the place of the series `name`, "" for nothing."""
     series = tuple(chosen if each.partition(":")[0] == name else each for each in experiment.series)
     return replace(experiment, series=tuple(filter(None, series)), name=_name(experiment, suffix))
-
-
-def _tell(watch: Watch, note: str) -> None:
-    watch(events.NoteEvent(note=note))
 
 
 def _name(experiment: Experiment, suffix: str) -> str:

@@ -10,10 +10,10 @@ from typing import Literal
 
 from dgxlab import series
 from dgxlab.errors import BuildFailed, ConditionsError, PatchError, SpecError
-from dgxlab.lab import Lab, Watch, session
+from dgxlab.lab import Lab, Watch, noted, session
 from dgxlab.lab.request import Request
 from dgxlab.lab.search import FAULTS, Search, Subject, cause, gated
-from dgxlab.model import Experiment, ParityGate, events
+from dgxlab.model import Experiment, ParityGate
 from dgxlab.stats import Verdict
 from dgxlab.store import gate_digest
 from dgxlab.tools import gate_step
@@ -64,7 +64,7 @@ class Check:
         Raises:
             DgxlabError: for an error that does not lie in what is built.
         """
-        lab.cache.ensure(self.pin, self.sources, lambda note: watch(events.NoteEvent(note=note)))
+        lab.cache.ensure(self.pin, self.sources, noted(watch))
         rows = [self._applied(lab, name) for name in ("", *names)]
         ops: dict[str, set[str]] = {row.series: set() for row, commit in rows if commit}
         for each in others:
@@ -74,7 +74,7 @@ class Check:
         ops[""] = set().union(*ops.values())
         for number, (row, commit) in enumerate(rows, 1):
             if commit:
-                watch(events.NoteEvent(note=f"{number} of {len(rows)}: {row.series or 'stock'}"))
+                noted(watch)(f"{number} of {len(rows)}: {row.series or 'stock'}")
             grep = partial(lab.cache.git.attempt, "grep", "--quiet", "--word-regexp", "--fixed-strings")
             known = [op for op in sorted(ops.get(row.series, ())) if grep(op, commit, "--", "*.c", "*.cpp").rc == 0]
             yield self._tried(lab, row, known, watch) if commit else row
@@ -117,7 +117,7 @@ class Check:
         except ConditionsError as error:  # there is no noise floor
             return replace(row, reason=error.message, next=error.next)
         sessions = tuple(filter(None, (*row.sessions, compared.session)))
-        reason = row.reason or ("" if compared.verdict else compared.reason)  # an invalid verdict tells its own
+        reason = row.reason or (compared.reason if compared.fault else "")  # an invalid verdict has its own reasons
         return replace(row, verdicts=compared.verdicts, sessions=sessions, reason=reason)
 
     def _gated(self, lab: Lab, row: Upgrade, new: Experiment, watch: Watch) -> Upgrade:

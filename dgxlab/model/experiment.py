@@ -230,7 +230,7 @@ class Session:
     """How an A/B session is run."""
 
     cycles: int = 0  # 0: computed from each chain's burn-in and `effect`
-    """Number of candidate runs of a chain, fixed by hand in place of effect."""
+    """Number of candidate runs of a chain, fixed by hand in place of effect; of a try the least."""
     thermal: str = "hot"
     """hot: steady state; cold: each run waits until the device has cooled."""
     drift_limit: float = 0.05

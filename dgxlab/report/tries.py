@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dgxlab.store import Store
 
 NOT_YET = "not yet"
-"""How a try has ended that goes on."""
+"""Shown in place of how a try ended, while it has not."""
 COLUMNS = (
     Column("try", "try", numeric=True),
     Column("ended", "ended"),

@@ -102,7 +102,8 @@ def check(root: Path, name: str, cache: PinCache, pin: str) -> list[str]:
             stack.overlay(series)
         except PatchError as error:
             files = error.details.splitlines()
-            problems += [error.message, *(each for each in files if each not in error.message)]  # it tells the first
+            more = files[1:] if files and error.message.endswith(f": {files[0]}") else files
+            problems += [error.message, *more]
     return problems
 
 

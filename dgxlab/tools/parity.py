@@ -24,6 +24,7 @@ _LISTED = re.compile(r"  (\w+\(.*\))")
 _UNSUPPORTED = re.compile(r"(?:^|: )not supported \[[^\]]*\]$")
 _FAILED = re.compile(r"(?<!\w)FAIL$")
 # Its green colour tells a case's OK from a diagnostic that ends in the same word without a line end.
+ENDS_PASSED = b"OK\x1b[0m"
 _PASSED = re.compile(r"(?:\x1b\[1;32m|^|(?<=\): ))OK(?:\x1b\[0m)?$")
 
 

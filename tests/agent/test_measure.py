@@ -1,8 +1,10 @@
 """A gate and a run of programs that go too far."""
 
 import hashlib
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,12 +42,27 @@ def test_output_without_end_is_the_reason(bench: Workbench, monkeypatch: pytest.
 def test_a_gate_counts_its_cases_as_they_pass(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gates, "_LOOK_S", 0.05)
     monkeypatch.setattr(measure, "_PROGRESS_S", 0.0)
+    two = f"until grep -q '\"done\":2,' {bench.job.journal}; do sleep 0.02; done"
     case = r"printf '  MUL_MAT(n=1): \033[1;32mOK\033[0m\n'"
-    command = CheckCommand(ARM, ("sh", "-c", f"{case}; {case}; sleep 0.5; {case}"), {})
+    command = CheckCommand(ARM, ("sh", "-c", f"{case}; {case}; {two}; {case}"), {})
     run_gate(bench, replace(GATE, gate=replace(GATE.gate, expect=Expectation(3, 3)), commands=(command,)))
     told = [(each.done, each.total) for each in read(bench.job.journal) if isinstance(each, ProgressEvent)]
     assert (2, 3) in told
     assert told[-1] == (3, 3)
+
+
+def test_a_look_at_output_without_a_line_end_reads_little(
+    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gates, "_LOOK_BYTES", 1 << 16)
+    printed = tmp_path / "printed"
+    printed.write_bytes(b"x" * (8 << 20))
+    look = gates._counting(bench, GATE, printed)
+    tracemalloc.start()
+    for _ in range(3):
+        look(0)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
 
 
 @pytest.mark.usefixtures("adopts")

@@ -38,7 +38,7 @@ def test_a_hosts_words_are_no_lines_of_ours(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_log_says_what_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
-    """Once a step, and nothing of one that ends at once."""
+    """Once a step, and nothing of a build that is reused."""
     with display(Out()) as watch:
         for step, note in (
             ("build:a", "first"),

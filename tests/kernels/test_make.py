@@ -98,7 +98,7 @@ def test_a_makefile_names_its_harness(tmp_path: Path, unset: str) -> None:
 @needs_nvcc
 @pytest.mark.parametrize("kernel", COMPILED)
 def test_the_harness_compiles(tmp_path: Path, kernel: str) -> None:
-    """Whole, so also what it only times; for a GPU that hardly any kernel is for, which takes seconds."""
+    """Whole, so also what it only times; for an old GPU that hardly any kernel is for, as that takes seconds."""
     arch = "sm_80" if kernel == "kbit" else "sm_75"
     ran = make(kernel, f"ARCH={arch}", str(tmp_path / f"harness-{arch}"), out=tmp_path)
     assert ran.returncode == 0, ran.stderr
