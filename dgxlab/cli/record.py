@@ -199,8 +199,8 @@ def rebuild(
 ) -> None:
     """Rebuild the record from the jobs' files on hosts and here.
 
-    Job folders on hosts and raw files here hold everything but imports. A sound database keeps its rows. A damaged or
-    missing one is set aside first, and replaced by its newest sound copy, the only source of imported rows.
+    Job folders on hosts and raw files here hold all sessions, but no imports, notes, rejections, tries or fleets. A
+    sound database keeps its rows. A damaged one is renamed; the newest sound copy replaces it, or a missing one.
 
     Example: dgxlab db rebuild new.db --host local
     """
