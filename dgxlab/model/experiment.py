@@ -234,7 +234,7 @@ class Session:
     thermal: str = "hot"
     """hot: steady state; cold: each run waits until the device has cooled."""
     drift_limit: float = 0.05
-    """A cycle does not count if its two baseline runs differ by more than this fraction."""
+    """A cycle can be a step, and not count, only if its two baseline runs differ by more than this fraction."""
     min_effect: float | None = None
     """Always None; specs recorded before protocol 3 may have it."""
     effect: float = field(default=0.02, metadata=LATER)
