@@ -47,7 +47,7 @@ def mcp(
     """Serve the project to programs (MCP).
 
     It speaks the Model Context Protocol on stdin and stdout, until stdin ends. The tools are plan, tries, report and
-    sessions, and with --allow try, try. Needs pip install 'dgxlab[mcp]'.
+    sessions, and with --allow try, try. Needs pip install -e '.[mcp]'.
 
     Example: dgxlab mcp --allow try --tree ../llama.cpp
     """
