@@ -94,7 +94,7 @@ def test_a_makefile_names_its_harness(tmp_path: Path, unset: str) -> None:
     assert f"{unset} is not set" in ran.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.gpu
 @needs_nvcc
 @pytest.mark.parametrize("kernel", COMPILED)
 def test_the_harness_compiles(tmp_path: Path, kernel: str) -> None:
