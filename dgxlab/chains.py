@@ -152,12 +152,17 @@ def chain_of(step: ChainStep, comparison: Comparison, runs: Iterable[ChainRun], 
         [run.values.get((comparison.baseline, comparison.metric)) for run in baselines],
         [run.values.get((comparison.candidate, comparison.metric)) for run in candidates],
         better=metric(comparison.metric).better,
-        drift_limit=step.drift_limit,
+        drift_limit=drift_limit(step),
         cycles=cycles_planned(step, runs),
         flaws=flaws,
         before=last.get((comparison.baseline, comparison.metric)),
         protocol=protocol,
     )
+
+
+def drift_limit(step: ChainStep) -> float:
+    """Return how far a chain's baselines may be apart, a share: of a screen, which has no neighbours, at most 2 %."""
+    return min(step.drift_limit, stats.SCREEN_DRIFT_LIMIT) if step.screen else step.drift_limit
 
 
 def whole_cycles(chain: Chain) -> int:

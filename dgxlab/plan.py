@@ -245,6 +245,11 @@ def _chains(
         )
 
 
+def cycles_by_hand(session: model.Session, claims: int) -> int:
+    """Return how many cycles a chain has by hand, 0 if by its noise: at least as many as its claims need."""
+    return session.cycles and max(session.cycles, fewest_cycles(claims))
+
+
 def _of_family(
     baseline: Experiment, chains: tuple[ChainStep, ...], max_s: float, level: float
 ) -> tuple[ChainStep, ...]:
@@ -274,5 +279,5 @@ def _of_family(
             next=edit(baseline.path),
         )
     effect, share = 0.0 if session.cycles else session.effect, max_s / len(chains)
-    cycles = session.cycles and max(session.cycles, needed)
+    cycles = cycles_by_hand(session, count)
     return tuple(replace(chain, claims=count, cycles=cycles, effect=effect, max_s=share) for chain in chains)

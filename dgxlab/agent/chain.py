@@ -20,7 +20,6 @@ from dgxlab.model.events import ChainEvent, RunEvent, flag
 from dgxlab.model.reasons import Code, says_not_engaged
 from dgxlab.stats import (
     BURN_IN_RUNS,
-    SCREEN_DRIFT_LIMIT,
     Chain,
     burn_in_settled,
     cycles_needed,
@@ -55,8 +54,7 @@ class ChainRunner:
     """Runs one chain step of a plan."""
 
     def __init__(self, step: ChainStep, bench: Workbench) -> None:
-        limit = min(step.drift_limit, SCREEN_DRIFT_LIMIT) if step.screen else step.drift_limit
-        self._step = replace(step, drift_limit=limit)
+        self._step = step
         self._comparisons = chains.comparisons(step)
         self._bench = bench
         self._runs: list[chains.ChainRun] = []

@@ -123,7 +123,7 @@ def _counting(bench: Workbench, step: GateStep, printed: Path) -> Callable[[int]
             stream.seek(at)
             lines = stream.read(_LOOK_BYTES).rpartition(b"\n")[0]
         at += len(lines)
-        if passed := lines.count(parity.ENDS_PASSED):
+        if passed := parity.count_passed(lines.decode(errors="replace")):
             done += passed
             bench.progress(step.id, min(done, total or done), total, words)  # a backend's own line may end in OK too
         return _LOOK_S

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from dgxlab import model, stats
+from dgxlab.chains import drift_limit
 from dgxlab.cli._out import plural, table
 from dgxlab.lab.outlook import command_for
 from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, ChainStep, ParityGate, Plan, RunStep
@@ -101,10 +102,8 @@ def _chain(step: ChainStep) -> Iterator[str]:
         yield "  each run is pinned to as many processors as it has threads, on cores of their own while there are some"
     warm = "each arm at its own temperature" if step.block_s else "the arms at their shared temperature"
     conditions = "each run waits until the device has cooled" if step.thermal == "cold" else warm
-    limit = min(step.drift_limit, stats.SCREEN_DRIFT_LIMIT) if step.screen else step.drift_limit
-    apart = f"a step of more than {100 * limit:g} % costs its cycle"
-    if step.screen:
-        apart = f"baselines at most {100 * limit:g} % apart"
+    limit = f"{100 * drift_limit(step):g} %"
+    apart = f"baselines at most {limit} apart" if step.screen else f"a step of more than {limit} costs its cycle"
     yield f"  thermal {step.thermal}: {conditions}; {apart}"
 
 

@@ -87,7 +87,7 @@ def list_(
     Example: dgxlab tries list stock
     """
     from dgxlab.judgement import tries
-    from dgxlab.report.tries import NOT_YET
+    from dgxlab.report.tries import NOT_YET, changed
 
     with workspace.store() as store:
         rows = tries.ledger(store, baseline, host)
@@ -96,7 +96,7 @@ def list_(
             "try": str(row["number"]),
             "baseline": f"{row['baseline']} on {row['host']}",
             "ended": row["ended"] or NOT_YET,
-            "lines": f"{row['lines']}{' over pin' * (row['diff_over'] == 'pin')}",
+            "lines": changed(row),
             "took": duration(row["seconds"] or 0.0),
             "because": row["because"],
         }

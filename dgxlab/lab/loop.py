@@ -32,6 +32,7 @@ from dgxlab.lab import Lab, Watch, session
 from dgxlab.lab.outlook import command_for
 from dgxlab.lab.request import Request, source_of
 from dgxlab.model import Experiment, Source
+from dgxlab.plan import cycles_by_hand
 from dgxlab.source.git import Git
 from dgxlab.source.programs import locked
 from dgxlab.stats import Ended
@@ -187,16 +188,12 @@ def _check_budget(rows: Sequence[Row], asked: Try, now_s: float) -> None:
 
 
 def _refuse_noise(baseline: Experiment, screen: Job, level: float) -> None:
-    """Raise ConditionsError if, by the screen's noise floors, not even the longest chain finds the wanted effect.
-
-    A number of cycles by hand is the least: at the `level` of the ledger a chain may have more.
-    """
+    """Raise ConditionsError if, by the screen's noise floors, not even the longest chain finds the wanted effect."""
     floors = {(floor.cell, floor.metric): floor.sigma for chain in screen.plan.chains for floor in chain.noise}
     asked = [each for chain in screen.plan.chains for each in comparisons(chain)]
     noise = max(floors[each.baseline, each.metric] for each in asked)
-    needed = stats.fewest_cycles(stats.claims_at(level, len(asked)))
-    fixed = baseline.session.cycles
-    cycles = max(fixed, needed) if fixed else stats.cycle_range(len(asked))[1]
+    by_hand = cycles_by_hand(baseline.session, stats.claims_at(level, len(asked)))
+    cycles = by_hand or stats.cycle_range(len(asked))[1]
     finds, wanted = stats.mde(noise, cycles, len(asked)), baseline.session.effect
     if finds > wanted:
         message = f"the noise floor of {100 * noise:.2g} % on host {baseline.host} is too high: {cycles} cycles find"

@@ -48,6 +48,11 @@ def ledgers(store: Store, wanted: Query) -> Page:
     return Page(wanted.form, tuple(results))
 
 
+def changed(row: TryRow) -> str:
+    """Return how many lines a try changes, with a word if they are counted over the pin."""
+    return f"{row['lines']}{' over pin' * (row['diff_over'] == 'pin')}"
+
+
 def _table(store: Store, ledger: Sequence[TryRow], title: str) -> Table:
     rows = list(_rows(store, ledger))
     counts = {how.value: sum(row["ended"] == how.value for row in ledger) for how in Ended}
@@ -80,7 +85,7 @@ def _rows(store: Store, ledger: Sequence[TryRow]) -> Iterator[Row]:
             "session": session and alias(session),
             "minutes": None if row["seconds"] is None else f"{row['seconds'] / 60:.1f}",
             **{name: None if row[name] is None else f"{row[name]:.2g}" for name in ("p", "level")},
-            "changed": f"{row['lines']}{' over pin' * (row['diff_over'] == 'pin')}",
+            "changed": changed(row),
             **{name: row[name] for name in ("lines", "diff_over", "because", "why")},
         }
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dgxlab import judgement, units
+from dgxlab.chains import drift_limit
 from dgxlab.judgement import Judged
 from dgxlab.judgement.fleets import identity
 from dgxlab.model import BASELINE, CANDIDATE, ChainStep, Plan
@@ -40,7 +41,7 @@ from dgxlab.report.tables import (
     sort_key,
     varying_of,
 )
-from dgxlab.stats import SCREEN_DRIFT_LIMIT, STEPS, VERDICTS, Verdict, noise_floor
+from dgxlab.stats import STEPS, VERDICTS, Verdict, noise_floor
 from dgxlab.tools import BENCHES
 
 if TYPE_CHECKING:
@@ -340,7 +341,6 @@ def _protocol(
     plan: Plan, chains: Sequence[ChainStep], group: Sequence[Comparison], runs: Sequence[Row]
 ) -> dict[str, Value]:
     first = chains[0]
-    limit = min(first.drift_limit, SCREEN_DRIFT_LIMIT) if first.screen else first.drift_limit
     decided = first.screen or plan.protocol < STEPS
     floors = sorted({row.judged.noise.session for row in group if row.judged.noise and decided})
     words: dict[str, Value] = {
@@ -349,7 +349,7 @@ def _protocol(
         # without blocks the alternating arms heat one another
         "arms": "each at its own temperature" if first.block_s else "at shared temperature",
         "thermal": first.thermal,
-        "drift limit": f"{100 * limit:g} %",
+        "drift limit": f"{100 * drift_limit(first):g} %",
     }
     if pinned := dict.fromkeys(run["pinned"].strip("[]") for run in runs if run["pinned"]):
         words["pinned"] = "to processors " + " or ".join(pinned)

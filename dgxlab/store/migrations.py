@@ -107,10 +107,7 @@ _add("m009_rejections", settled={"rejections": ("reason", "at")})
 @MIGRATIONS()
 def m010_own_noise(db: Database) -> None:
     """Add the interval of `same` and the chain's noise floor to verdicts, and update the seals of those jobs."""
-    seals = Seals(db.conn)
-    seals.writing("verdicts", ("job_id",), db.execute("SELECT DISTINCT job_id FROM verdicts").fetchall())
-    _run(db, "m010")
-    seals.close()
+    _run_changing(db, "m010", "verdicts", "job_id")
 
 
 @MIGRATIONS()
@@ -145,9 +142,14 @@ _add("m017_indexes")
 @MIGRATIONS()
 def m018_changes(db: Database) -> None:
     """Add `tries.change`, what a try changes in what it is compared with, and update the seals of tries."""
+    _run_changing(db, "m018", "tries", "try_id")
+
+
+def _run_changing(db: Database, name: str, table: str, key: str) -> None:
+    """Run a script that changes a table, and update the seals of all its rows, which are by `key`."""
     seals = Seals(db.conn)
-    seals.writing("tries", ("try_id",), db.execute("SELECT try_id FROM tries").fetchall())
-    _run(db, "m018")
+    seals.writing(table, (key,), db.execute(f"SELECT DISTINCT {key} FROM {table}").fetchall())
+    _run(db, name)
     seals.close()
 
 

@@ -24,7 +24,6 @@ _LISTED = re.compile(r"  (\w+\(.*\))")
 _UNSUPPORTED = re.compile(r"(?:^|: )not supported \[[^\]]*\]$")
 _FAILED = re.compile(r"(?<!\w)FAIL$")
 # Its green colour tells a case's OK from a diagnostic that ends in the same word without a line end.
-ENDS_PASSED = b"OK\x1b[0m"
 _PASSED = re.compile(r"(?:\x1b\[1;32m|^|(?<=\): ))OK(?:\x1b\[0m)?$")
 
 
@@ -127,6 +126,11 @@ class _Counts:
         else:
             return
         self.open_case = ""
+
+
+def count_passed(text: str) -> int:
+    """Return how many lines say that a case passed, or a backend; of output that is not whole yet."""
+    return sum(bool(_PASSED.search(line)) for line in text.splitlines())
 
 
 def read_gate(text: str, backend: str) -> GateReading:
