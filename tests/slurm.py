@@ -106,9 +106,13 @@ class Slurm:
         return {"SLURM_CONF": str(self.folder / "slurm.conf")}
 
     def tell(self, *argv: str) -> str:
-        """Run one of Slurm's programs, and return what it printed."""
+        """Run one of Slurm's programs, and return what it printed; the error notes what it said."""
         env = {**os.environ, **self.env}
-        return subprocess.run(argv, env=env, check=True, capture_output=True, text=True, timeout=60).stdout
+        try:
+            return subprocess.run(argv, env=env, check=True, capture_output=True, text=True, timeout=60).stdout
+        except subprocess.CalledProcessError as error:
+            error.add_note(error.stderr)
+            raise
 
     def start(self, name: str) -> None:
         """Start slurmctld, slurmdbd, or the slurmd of a node by the node's name; again, where it was ended before."""

@@ -267,7 +267,8 @@ def test_slurm_says_what_an_agent_cannot(go: Go, cluster: Slurm) -> None:
     deadline = time.monotonic() + 60
     while not lab.host.status(job_id).slurm.startswith("RUNNING"):
         assert time.monotonic() < deadline
-    cluster.tell("scontrol", "update", f"jobid={number_of(cluster, job_id)}", "EndTime=now")
+    # not "now", which slurmctld refuses once the second is over
+    cluster.tell("scontrol", "update", f"jobid={number_of(cluster, job_id)}", "EndTime=now+5")
     assert ended(lab, job_id).startswith("TIMEOUT (TimeLimit), Slurm job ")
     with pytest.raises(JobLost, match=r"Slurm on local says TIMEOUT \(TimeLimit\)"):
         follow(lab.lab, lab.host, job_id, quiet)
