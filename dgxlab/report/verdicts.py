@@ -329,7 +329,7 @@ def _columns(kind: str, rows: Sequence[Mapping[str, Value]]) -> list[Column]:
         Column("candidate", "candidate", metric),
         Column("promoted", "promoted") if kind == "ab" else None,
         Column("confidence", "confidence", numeric=True) if kind != "screen" else None,
-        Column("same", "interval of same (%)", numeric=True) if any(row["same"] for row in rows) else None,
+        Column("same", "equivalence interval (%)", numeric=True) if any(row["same"] for row in rows) else None,
         Column("mde", "MDE (%)", numeric=True) if kind != "screen" else None,
         Column("cycles", "cycles", numeric=True),
         Column("noise_floor", "noise floor (%)", numeric=True),
@@ -392,9 +392,9 @@ def _because(group: Sequence[Comparison], kind: str) -> Iterator[VerdictReasons]
 
 def _deciding(verdict: Verdict) -> str:
     """Return the first reason of a verdict without the confidence of its intervals."""
-    same = "the interval of same" if verdict.same_ci else "the 90 % interval"  # that of the older protocols is fixed
+    equivalence = "the equivalence interval" if verdict.same_ci else "the 90 % interval"  # fixed in older protocols
     if verdict.verdict == "same":
-        return f"{same} lies inside +-1 %"
+        return f"{equivalence} lies inside ±1 %"
     if verdict.verdict == "inconclusive":
-        return f"the interval contains 0 and {same} is not inside +-1 %"
+        return f"the interval contains 0, and {equivalence} is not inside ±1 %"
     return f"the interval lies {'above' if (verdict.effect or 0.0) > 0 else 'below'} 0"

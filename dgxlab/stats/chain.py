@@ -44,11 +44,11 @@ class VerdictCode(Enum):
     # of an interval
     ABOVE = "the {level:.4g} % interval lies above 0"
     BELOW = "the {level:.4g} % interval lies below 0"
-    INSIDE = "the {same_level:.4g} % interval lies inside +-1 %"
-    OPEN = "the {level:.4g} % interval contains 0 and the {same_level:.4g} % interval is not inside +-1 %"
+    INSIDE = "the {same_level:.4g} % interval lies inside ±1 %"
+    OPEN = "the {level:.4g} % interval contains 0, and the {same_level:.4g} % interval is not inside ±1 %"
     SETTLED_BY = "a new session of {cycles} cycles would probably settle it"
     HOPELESS = "not even a session of {most} cycles would settle an effect of this size"
-    HOLM = "held to {percent:g} % over the session's cells (Holm)"
+    HOLM = "corrected for {comparisons} comparisons (Holm)"
     NO_SPREAD = "the cycles do not differ at all: rounded or copied values hide their noise"
     ALTERNATES = (
         "the runs alternate between high and low beyond chance (negative autocorrelation): "

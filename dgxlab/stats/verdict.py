@@ -37,7 +37,7 @@ class Verdict:
     reasons: tuple[str, ...]  # sentences; those that this package makes are each a `VerdictReason` with its code
     effect: float | None = None  # exp(mean d) - 1
     ci: tuple[float, float] | None = None  # at `confidence`: excludes 0 if and only if faster or slower
-    same_ci: tuple[float, float] | None = None  # inside +-1 % if and only if an effect of 1 % is ruled out
+    same_ci: tuple[float, float] | None = None  # inside ±1 % if and only if an effect of 1 % is ruled out
     mde: float | None = None  # minimum effect that this chain detects with a probability of 80 %
     valid_cycles: int = 0
     p: float | None = None  # two-sided, of this chain alone; faster and slower need p <= 1 - confidence
@@ -84,7 +84,10 @@ def judge_session(chains: Iterable[Chain]) -> list[Verdict]:
     different = holm([estimate.p for estimate in valid], ALPHA)
     same = holm([estimate.p_same for estimate in valid], SAME_ALPHA)
     factors = zip(different, same, strict=True)
-    return [estimate if isinstance(estimate, Verdict) else estimate.judged(*next(factors)) for estimate in estimates]
+    return [
+        estimate if isinstance(estimate, Verdict) else estimate.judged(*next(factors), len(valid))
+        for estimate in estimates
+    ]
 
 
 def holm(p_values: Sequence[float], alpha: float = ALPHA) -> list[int]:
@@ -174,8 +177,11 @@ class _Estimate:
         """Return the distance from 0 (for same, from a margin) that is detected with probability POWER."""
         return self.half(alpha) + t_quantile(POWER, self.dof) * self.error
 
-    def judged(self, factor: int, same_factor: int) -> Verdict:
-        """Return the verdict with claims tested at ALPHA / factor, and those of same at SAME_ALPHA / same_factor."""
+    def judged(self, factor: int, same_factor: int, comparisons: int) -> Verdict:
+        """Return the verdict with claims tested at ALPHA / factor, and those of same at SAME_ALPHA / same_factor.
+
+        `comparisons` is how many valid chains the session has.
+        """
         chain, old = self.chain, self.chain.protocol < STEPS
         alpha, same_alpha = ALPHA / factor, SAME_ALPHA if old else SAME_ALPHA / same_factor
         low, high = self.mean - self.half(alpha), self.mean + self.half(alpha)
@@ -195,7 +201,7 @@ class _Estimate:
         return Verdict(
             word,
             len(chain.b),
-            tuple(self._reasons(code, alpha, same_alpha, k_to_settle)),
+            tuple(self._reasons(code, alpha, same_alpha, k_to_settle, comparisons)),
             effect=share(self.mean),
             ci=(share(low), share(high)),
             same_ci=None if old else (share(same_low), share(same_high)),
@@ -226,16 +232,15 @@ class _Estimate:
         return lengths[index] if index < len(lengths) else None
 
     def _reasons(
-        self, code: VerdictCode, alpha: float, same_alpha: float, k_to_settle: int | None
+        self, code: VerdictCode, alpha: float, same_alpha: float, k_to_settle: int | None, comparisons: int
     ) -> Iterator[VerdictReason]:
         yield VerdictReason(code, level=100 * (1 - alpha), same_level=100 * (1 - 2 * same_alpha))
         if k_to_settle:
             yield VerdictReason(VerdictCode.SETTLED_BY, cycles=k_to_settle)
         elif code is VerdictCode.OPEN:
             yield VerdictReason(VerdictCode.HOPELESS, most=MOST_CYCLES)
-        held, own = (SAME_ALPHA, same_alpha) if code is VerdictCode.INSIDE else (ALPHA, alpha)
-        if own < held:
-            yield VerdictReason(VerdictCode.HOLM, percent=100 * held)
+        if comparisons > 1 and (code is not VerdictCode.INSIDE or self.chain.protocol >= STEPS):
+            yield VerdictReason(VerdictCode.HOLM, comparisons=comparisons)
         if self.spread < NO_SPREAD:
             yield VerdictReason(VerdictCode.NO_SPREAD)
         if self.chain.protocol >= STEPS and precision.alternates(self.chain):

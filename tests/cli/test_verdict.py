@@ -117,7 +117,7 @@ def test_same_shows_the_interval_that_decides(judged: Any, dgxlab: Any, tmp_path
     assert alone["verdict"] == together["verdict"] == "same"
     assert together["same_ci_pct"][0] < alone["same_ci_pct"][0] < alone["same_ci_pct"][1] < together["same_ci_pct"][1]
     low, high = (f"{bound:+.2f}" for bound in alone["same_ci_pct"])
-    assert f", interval of same {low} to {high} %, 8 of 8 cycles" in dgxlab("verdict", write(tmp_path, SAME)).out
+    assert f", equivalence interval {low} to {high} %, 8 of 8 cycles" in dgxlab("verdict", write(tmp_path, SAME)).out
 
 
 def test_lines_are_judged_alone_unless_they_are_one_session(judged: Any) -> None:
@@ -125,7 +125,7 @@ def test_lines_are_judged_alone_unless_they_are_one_session(judged: Any) -> None
     together, *_ = judged(FASTER, SAME, SAME, "nothing", args=("--holm",))
     assert (alone["confidence"], together["confidence"]) == (0.99, pytest.approx(1 - 0.01 / 3))
     assert together["ci_pct"][0] < alone["ci_pct"][0]
-    assert "held to 1 % over the session's cells (Holm)" in together["reasons"]
+    assert "corrected for 3 comparisons (Holm)" in together["reasons"]
 
 
 def test_screen(judged: Any, dgxlab: Any, tmp_path: Path) -> None:

@@ -97,14 +97,14 @@ def test_what_decides_is_in_the_table(store: Store) -> None:
     table = verdicts(collect_session(store, A))
     headers, _, body = layout(table)
     for row, numbers_of in zip(body, table.rows, strict=True):
-        low, high = (float(bound) for bound in row[headers.index("interval of same (%)")].split(" to "))
+        low, high = (float(bound) for bound in row[headers.index("equivalence interval (%)")].split(" to "))
         assert -1 < low < high < 1
         assert [low, high] == pytest.approx([numbers_of["same_low_pct"], numbers_of["same_high_pct"]], abs=0.005)
         assert row[headers.index("noise floor (%)")] == "0.34"
         assert [row[headers.index(name)] for name in ("verdict", "promoted")] == ["same", "no"]
     held(store, 1.008, B)
     table = verdicts(collect_session(store, B))
-    assert "interval of same (%)" not in layout(table)[0]
+    assert "equivalence interval (%)" not in layout(table)[0]
     assert not any(row["promoted"] for row in table.rows)
 
 
@@ -247,7 +247,7 @@ def test_what_both_arms_share_and_what_differs(store: Store) -> None:
     session.chains(by(1.1)).gates(after=True).end()
     report = collect_session(store, A)
     line = (
-        "every row: model q4k, env SAME=1 · baseline n_ubatch=2048, candidate n_ubatch=512; "
+        "both arms: model q4k, env SAME=1 · baseline n_ubatch=2048, candidate n_ubatch=512; "
         "baseline GGML_CUDA_W4A16=0, candidate GGML_CUDA_W4A16=; baseline ONLY=x, candidate unset · "
     )
     assert line in flat(render(report))
