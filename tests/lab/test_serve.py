@@ -3,7 +3,10 @@
 import json
 import os
 import re
+import time
 from pathlib import Path
+
+import pytest
 
 from dgxlab import audit
 from dgxlab.errors import RemoteError
@@ -51,14 +54,30 @@ def test_a_session_alternates_servers(toy_lab: ToyLab) -> None:
     assert all(len(run["results"]) == 1 for run in kinds(events, "run"))
 
 
-def test_a_cancelled_job_leaves_no_server(toy_lab: ToyLab) -> None:
+@pytest.mark.parametrize("how", ["cancelled", "killed"])
+def test_no_server_outlives_its_job(toy_lab: ToyLab, locks: Path, how: str) -> None:
+    """It shares the job's lock, so that nothing is measured beside it, and dies with the job, however that ends."""
     entry = toy.serve(env={"TOY": "stalls"}, streams=(1,))
     plan = toy_lab.submit(toy_lab.experiment(gates=(), bench=(entry,)))
     toy_lab.wait_for(plan.job_id, '"run:0"')
-    server = wait_for_server(toy_lab.root / "jobs" / plan.job_id)
-    toy_lab.host.cancel(plan.job_id)
+    server = Path(f"/proc/{wait_for_server(toy_lab.root / 'jobs' / plan.job_id)}")
+    assert locks in [fd.readlink().parent for fd in (server / "fd").iterdir()]
+    if how == "cancelled":
+        toy_lab.host.cancel(plan.job_id)
+    else:
+        toy_lab.kill(plan.job_id)
     toy_lab.wait_end(plan.job_id)
-    assert not Path(f"/proc/{server}").exists()
+    deadline = time.monotonic() + 10  # the kernel kills it in its own time
+    while alive(server):
+        assert time.monotonic() < deadline
+
+
+def alive(process: Path) -> bool:
+    """Return whether a process runs, given its folder in /proc; a zombie does not."""
+    try:
+        return "\nState:\tZ" not in (process / "status").read_text()
+    except OSError:
+        return False
 
 
 def wait_for_server(job: Path) -> int:

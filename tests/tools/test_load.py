@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import statistics
 import subprocess
 import sys
+import threading
+import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -125,23 +129,52 @@ def test_no_request_waits_for_a_server_that_takes_none() -> None:
     assert max(each.behind for each in wave.streams) < 250_000_000
 
 
-@pytest.mark.parametrize("streams", [1, 100])
-def test_what_arrives_at_once_is_read_to_its_end(streams: int) -> None:
-    """More than a read takes, with the end right behind it; and more streams than are read between two looks."""
-    body = HEAD + b"\r\n" + CHUNKS * 20_000
+@pytest.mark.parametrize("ended", [True, False])
+def test_what_has_arrived_is_read_to_its_end(monkeypatch: pytest.MonkeyPatch, ended: bool) -> None:
+    """Epoll tells it once: of more streams than are read between two looks, much more than a read takes."""
+    monkeypatch.setattr("dgxlab.tools.wave.READ", 50)
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as server, contextlib.ExitStack() as stack:
+        sent = Wave(server.getsockname(), [b"x"] * 100)
+        for _ in range(100):
+            connection = stack.enter_context(server.accept()[0])
+            connection.sendall(HEAD + b"\r\n" + CHUNKS)
+            if ended:
+                connection.shutdown(socket.SHUT_WR)
+        sent.run(20.0 if ended else 0.5)
+    assert {each.stalled for each in sent.streams} == {not ended}
+    assert {len(answer(each.reads)[1]) for each in sent.streams} == {2}
+
+
+def test_silence_counts_from_the_last_event() -> None:
+    """A server that goes on is read for much longer, and one that falls silent no more than that."""
 
     def serve() -> None:
-        for _ in range(streams):
-            with server.accept()[0] as connection:
-                connection.recv(1 << 16)
-                connection.sendall(body if streams == 1 else HEAD + b"\r\n" + CHUNKS)
+        with server.accept()[0] as connection:
+            connection.sendall(HEAD + b"\r\n")
+            for _ in range(15):
+                time.sleep(0.1)
+                connection.sendall(CHUNKS)
+            silent.append(time.perf_counter_ns())
+            over.wait(20.0)
 
-    with socket.create_server(("127.0.0.1", 0), backlog=streams) as server, ThreadPoolExecutor(1) as pool:
-        wave = Wave(server.getsockname(), [b"x"] * streams)
+    silent: list[int] = []
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        sent = Wave(server.getsockname(), [b"x"])
         pool.submit(serve)
-        wave.run(20.0)
-    assert not any(each.stalled for each in wave.streams)
-    assert {len(answer(each.reads)[1]) for each in wave.streams} == {40_000 if streams == 1 else 2}
+        sent.run(1.0)
+        lasted = time.perf_counter_ns() - silent[0]
+        over.set()
+    (stream,) = sent.streams
+    assert (stream.stalled, len(answer(stream.reads)[1])) == (True, 30)
+    assert 1e9 <= lasted < 10e9
+
+
+def test_a_stream_that_fails_ends_no_other() -> None:
+    """One of 128 is answered by HTTP 500; the others are read to their ends."""
+    *_, row = map(json.loads, drive("500", pl=[128], tg=20, waves=1, stall_s=20.0).splitlines())
+    ended = Counter((each["status"], sum(each.get("tokens", ()))) for each in row["waves"][0]["streams"])
+    assert ended == {(200, 20): 127, (500, 0): 1}
 
 
 def test_an_answer_before_the_request_was_read_is_read() -> None:
