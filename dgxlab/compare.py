@@ -203,7 +203,7 @@ def _paired(
         for entry, env in ((left, left_env), (right, right_env))
     )
     common = mine & theirs
-    there = {name(cell): (launch, cell) for launch in launches(right, right_env, common) for cell in launch.cells}
+    of_right = {name(cell): (launch, cell) for launch in launches(right, right_env, common) for cell in launch.cells}
     for launch in launches(left, left_env, common):
-        matches = [there[name(cell)] for cell in launch.cells]
+        matches = [of_right[name(cell)] for cell in launch.cells]
         yield launch, replace(matches[0][0], cells=tuple(cell for _, cell in matches))

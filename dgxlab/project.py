@@ -20,11 +20,11 @@ def root(spec: Path | None = None) -> Path:
     Args:
         spec: Absolute path of a spec file.
     """
-    here = Path.cwd()
-    above = [*(spec.parents if spec else ()), here, *here.parents]
+    cwd = Path.cwd()
+    above = [*(spec.parents if spec else ()), cwd, *cwd.parents]
     marked = [folder for folder in above if is_marked(folder)]
     guessed = [folder for folder in above if (folder / "patches").is_dir()]
-    return [*marked, *guessed, here][0]
+    return [*marked, *guessed, cwd][0]
 
 
 def specs(project: Path) -> dict[str, list[Path]]:
@@ -53,9 +53,9 @@ def is_marked(folder: Path) -> bool:
 
 def or_init(next: str) -> str:
     """Return an error's `next` command, which is `dgxlab init` in a folder with nothing of a project."""
-    here = root()
+    folder = root()
     parts = (MARKER, "patches", "experiments", "results.db")
-    return next if any((here / part).exists() for part in parts) else "dgxlab init"
+    return next if any((folder / part).exists() for part in parts) else "dgxlab init"
 
 
 def user_folder(variable: str, default: str) -> Path:

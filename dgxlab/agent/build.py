@@ -194,10 +194,10 @@ class Builder:
                 folder.rename(old)
             settle(incoming, folder)
         except OSError:
-            there = installed(folder, self.identity)
-            if not there or not self._has_all(there):
+            finished = installed(folder, self.identity)
+            if not finished or not self._has_all(finished):
                 raise
-            stamp = there  # another node was faster
+            stamp = finished  # another node was faster
             shutil.rmtree(incoming)
         shutil.rmtree(old, ignore_errors=True)
         return stamp

@@ -93,10 +93,10 @@ class Root:
 def search_path() -> str:
     """Return the PATH of programs: folders in hosts.yaml, the login's PATH, tools that the client sent, then CUDA."""
     own = os.environ.get("PATH", "/usr/bin:/bin")
-    here = settings()
+    host = settings()
     # a power loss may leave an empty program: skip it
-    sent = sorted({file.parent for file in here.root.glob("tools/*/bin/*") if file.stat().st_size}) if here.root else []
-    path = ":".join([*map(str, here.path_prepend), own, *map(str, sent)])
+    sent = sorted({file.parent for file in host.root.glob("tools/*/bin/*") if file.stat().st_size}) if host.root else []
+    path = ":".join([*map(str, host.path_prepend), own, *map(str, sent)])
     if shutil.which("nvcc", path=path):
         return path
     nvcc = sorted(Path("/usr/local").glob("cuda*/bin/nvcc"))  # most DGX logins do not have it on PATH

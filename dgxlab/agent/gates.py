@@ -97,8 +97,8 @@ def _parity(bench: Workbench, step: GateStep, gate: ParityGate, baseline: GateEv
             raw |= {f"again {number} {stream}": file for stream, file in rerun[0].raw().items()}
             if again := _reasons(gate, step.limit_s, *rerun):
                 break
-        told = "the same" if again == reasons else "; ".join(map(str, again))
-        reasons = (*reasons, reason(Code.AGAIN, reasons=told)) if again else ()
+        sentence = "the same" if again == reasons else "; ".join(map(str, again))
+        reasons = (*reasons, reason(Code.AGAIN, reasons=sentence)) if again else ()
     if reasons:
         flaky = ()
     elif baseline and baseline.status != "failed":
@@ -149,12 +149,12 @@ def _beside(wanted: ParityGate, reading: GateReading, flaky: Sequence[str], base
     reasons = []
     if new := [case for case in flaky if case not in baseline.flaky]:
         reasons.append(reason(Code.FLAKY, cases=new))
-    other, there = baseline.gate, baseline.counts
+    other, counts = baseline.gate, baseline.counts
     declared = ((getattr(gate, "expect", None), getattr(gate, "cases", "")) for gate in (wanted, other))
     if any(mine and its and mine != its for mine, its in zip(*declared, strict=True)):
         return tuple(reasons)  # the specs declare that the arms have different cases
-    if reading.total != there["total"]:
-        reasons.append(reason(Code.BASELINE_COUNT, total=reading.total, baseline=there["total"]))
+    if reading.total != counts["total"]:
+        reasons.append(reason(Code.BASELINE_COUNT, total=reading.total, baseline=counts["total"]))
     if differs := parity.unlike(reading.cases, baseline.case_list or ()):
         reasons.append(reason(Code.BASELINE_CASES, differs=differs))
     return tuple(reasons)

@@ -173,18 +173,18 @@ class Job:
         if word.exists():
             return Status(self.job_id, "lost", size, slurm=word.read_text())
         try:
-            there = watched.look()
+            slurm_job = watched.look()
         except slurm.Silent as silent:  # nothing is known: the job may run
             return Status(self.job_id, "running" if begun else "queued", size, slurm=silent.message)
-        if there and not there.ended:
-            return Status(self.job_id, "queued" if there.waiting else "running", size, slurm=str(there))
-        text, part = str(there or "Slurm does not know the job any more"), word.with_name(f".{word.name}-{me()}")
+        if slurm_job and not slurm_job.ended:
+            return Status(self.job_id, "queued" if slurm_job.waiting else "running", size, slurm=str(slurm_job))
+        text, part = str(slurm_job or "Slurm does not know the job any more"), word.with_name(f".{word.name}-{me()}")
         try:
             part.write_text(text)
         except OSError:  # the disk is full: Slurm is asked again
             part.unlink(missing_ok=True)
         # once the folder was changed from here, a network disk shows what a node wrote in it
-        over = self.rc.exists() or not (begun or there or self._started.exists())
+        over = self.rc.exists() or not (begun or slurm_job or self._started.exists())
         if part.exists():
             part.unlink() if over else part.rename(word)
         return None if over else Status(self.job_id, "lost", self._size(), slurm=text)

@@ -119,15 +119,15 @@ class BenchLock:
         mine = self._files.get(path)
         if mine is not None and in_place(mine, path):
             return True
-        there = _open(path)
-        if there is not None and not lock(there, tries=TRIES):
-            self.path, self._holder = path, Signature.read(there)
-            os.close(there)
+        fd = _open(path)
+        if fd is not None and not lock(fd, tries=TRIES):
+            self.path, self._holder = path, Signature.read(fd)
+            os.close(fd)
             return False
         if mine is not None:
             os.close(self._files.pop(path))
-        if there is not None:
-            self._files[path], self.since = there, None
+        if fd is not None:
+            self._files[path], self.since = fd, None
         return True
 
 
@@ -273,10 +273,10 @@ def in_place(fd: int, path: Path) -> bool:
     """Return whether the open file is still the one at `path`."""
     mine = os.fstat(fd)
     try:
-        there = path.lstat()
+        current = path.lstat()
     except OSError:
         return False
-    return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
+    return (mine.st_dev, mine.st_ino) == (current.st_dev, current.st_ino)
 
 
 def _open(path: Path) -> int | None:

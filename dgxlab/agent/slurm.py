@@ -103,13 +103,13 @@ def look(job_id: str) -> Submitted | None:
     asked = _run("squeue", "--noheader", "--states=all", user, f"--name={job_id}", "--format=%i|%T|%r|%S|%N")
     if asked.returncode != 0:
         raise Silent(f"squeue on {settings().name} failed: {_said(asked)}", next=AGAIN)
-    found = [_read(line) for line in asked.stdout.splitlines() if line.count("|") == 4]
-    if not found:  # a day old, or the user has no accounting: then nothing is known
+    jobs = [_read(line) for line in asked.stdout.splitlines() if line.count("|") == 4]
+    if not jobs:  # a day old, or the user has no accounting: then nothing is known
         form = "--format=JobIDRaw,State,Reason,Start,NodeList"
         words = ("--allocations", "--noheader", "--parsable2", user, f"--name={job_id}", "--starttime=now-30days", form)
         with contextlib.suppress(Silent):
-            found = [_read(line) for line in _run("sacct", *words).stdout.splitlines() if line.count("|") == 4]
-    return min(found, key=lambda each: (each.ended, int(each.number)), default=None)
+            jobs = [_read(line) for line in _run("sacct", *words).stdout.splitlines() if line.count("|") == 4]
+    return min(jobs, key=lambda each: (each.ended, int(each.number)), default=None)
 
 
 def submit(folder: Path) -> None:
@@ -137,11 +137,11 @@ def submit(folder: Path) -> None:
 
 def cancel(job_id: str) -> None:
     """End this job alone with scancel; nothing happens if it has ended. Raises RemoteError if Slurm refuses."""
-    there = look(job_id)
-    if there and not there.ended:
-        answer = _run("scancel", f"--user={os.getuid()}", f"--name={job_id}", there.number)
+    job = look(job_id)
+    if job and not job.ended:
+        answer = _run("scancel", f"--user={os.getuid()}", f"--name={job_id}", job.number)
         if answer.returncode != 0:
-            raise RemoteError(f"scancel {there.number} failed: {_said(answer)}", next=AGAIN)
+            raise RemoteError(f"scancel {job.number} failed: {_said(answer)}", next=AGAIN)
 
 
 def why_ended() -> str:
@@ -230,9 +230,9 @@ def examine(root: Root) -> Iterator[tuple[str, str, str]]:
 
 def _examined(root: Root) -> Iterator[tuple[str, str, str]]:
     yield "sbatch", "ok", _run("sbatch", "--version").stdout.strip()
-    there = nodes(root)
-    idle = sum(node["state"].startswith("idle") for node in there)
-    yield ("nodes", "ok" if there else "missing", f"{len(there)} take jobs, {idle} of them idle")
+    available = nodes(root)
+    idle = sum(node["state"].startswith("idle") for node in available)
+    yield ("nodes", "ok" if available else "missing", f"{len(available)} take jobs, {idle} of them idle")
     tried = _run("sbatch", "--test-only", *_options("dgxlab-doctor"), stdin=_DRY)
     yield ("submit", "missing" if tried.returncode else "ok", _said(tried).removeprefix("sbatch: "))
     try:

@@ -54,12 +54,12 @@ def jobs(
         if lab:
             settle(lab, connected, None, lambda event: None)
             known = {job.job_id: job for job in lab.store.jobs()}
-    there = {job.job_id: job for job in connected.jobs()}
+    of_host = {job.job_id: job for job in connected.jobs()}
     ours = {job_id for job_id, job in known.items() if job.host == name}  # the host may have had another name then
     rows, texts = [], []
-    for job_id in sorted({*there, *ours}):
-        on_host, job = there.get(job_id), known.get(job_id)
-        either = job or there[job_id]
+    for job_id in sorted({*of_host, *ours}):
+        on_host, job = of_host.get(job_id), known.get(job_id)
+        either = job or of_host[job_id]
         age_s = on_host.age_s if on_host else time.time() - known[job_id].intent_at
         row = {
             "job": job_id,

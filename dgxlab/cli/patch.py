@@ -70,8 +70,8 @@ class _PinOptions:
             out.note(f"left out, as no spec names them: {', '.join(idle)}")
         for at in named:
             cache = self._ensure(at, specs, out)
-        here = {at[:12] for at in named}
-        anywhere = set(names) - {name for pin, name in used if pin in here}
+        pins = {at[:12] for at in named}
+        anywhere = set(names) - {name for pin, name in used if pin in pins}
         wanted = names or series.names(root)
         return cache, {at: [each for each in wanted if (at[:12], each) in used or each in anywhere] for at in named}
 

@@ -119,11 +119,11 @@ class _FleetOptions(JobOptions):
         names = list(dict.fromkeys((self.host or own).split(",")))
         if not self.nodes:
             return names
-        there = connect(names[0]).probe().nodes
-        if len(there) < self.nodes or len(names) > 1:
-            message = f"{self.nodes} nodes of host {names[0]} were asked for, and it has {len(there)} that take jobs"
+        nodes = connect(names[0]).probe().nodes
+        if len(nodes) < self.nodes or len(names) > 1:
+            message = f"{self.nodes} nodes of host {names[0]} were asked for, and it has {len(nodes)} that take jobs"
             raise UsageError(message, next=command("dgxlab", "doctor", names[0]))
-        known = sorted(there, key=lambda node: node.facts is None)  # what was measured there may be up to date
+        known = sorted(nodes, key=lambda node: node.facts is None)  # what was measured there may be up to date
         return [f"{names[0]}/{node.name}" for node in known[: self.nodes]]
 
 

@@ -228,12 +228,12 @@ def check(store: Store) -> Iterator[str]:
 
 
 def _check_end(store: Store, row: Row, name: str) -> Iterator[str]:
-    found = standing(store, row["try_id"], tests_until(store, row["after"]))
-    ended = found.ended.value if found.ended else f"not at its end but before its {found.next}"
+    current = standing(store, row["try_id"], tests_until(store, row["after"]))
+    ended = current.ended.value if current.ended else f"not at its end but before its {current.next}"
     if ended != row["ended"]:
         yield f"{name} ended as {row['ended']}, and its sessions give {ended}"
     for column in ("p", "level", "wealth"):
-        written, computed = row[column], getattr(found, column)
+        written, computed = row[column], getattr(current, column)
         if (written is None) != (computed is None) or not math.isclose(written or 0.0, computed or 0.0, rel_tol=1e-6):
             yield f"{name} has {column} {written}, and its sessions give {computed}"
 

@@ -62,8 +62,8 @@ def check_host(host: Host) -> list[Finding]:
     try:
         probe = host.probe()
     except DgxlabError as error:
-        here = host.entry.slurm and error.next == command("dgxlab", "doctor", host.name)
-        return [Finding("reach", MISSING, error.message, entry if here else error.next or AGAIN, host.name)]
+        circular = host.entry.slurm and error.next == command("dgxlab", "doctor", host.name)
+        return [Finding("reach", MISSING, error.message, entry if circular else error.next or AGAIN, host.name)]
     findings = [*check_facts(probe.facts, host.entry, probe.absent)]
     if host.entry.slurm:
         findings += [Finding(name, state, text, "" if state == OK else entry) for name, state, text in host.cluster()]
@@ -114,14 +114,14 @@ def _git() -> Finding:
 
 
 def _cache(cache: Path) -> Finding:
-    there = next(path for path in (cache, *cache.parents) if path.exists())
+    existing = next(path for path in (cache, *cache.parents) if path.exists())
     elsewhere = "XDG_CACHE_HOME can name a folder on another disk"
-    if not os.access(there, os.W_OK):
-        return Finding("cache", MISSING, f"{there} cannot be written; {elsewhere}", command("ls", "-ld", there))
-    free = shutil.disk_usage(there).free
-    text = f"{size(free)} free at {there}"
+    if not os.access(existing, os.W_OK):
+        return Finding("cache", MISSING, f"{existing} cannot be written; {elsewhere}", command("ls", "-ld", existing))
+    free = shutil.disk_usage(existing).free
+    text = f"{size(free)} free at {existing}"
     lacking = f"{text}, {size(_CACHE_MIB << 20)} is needed; {elsewhere}"
-    return _either(free >> 20 >= _CACHE_MIB, "cache", text, lacking, command("df", "-h", there))
+    return _either(free >> 20 >= _CACHE_MIB, "cache", text, lacking, command("df", "-h", existing))
 
 
 def _record(database: Path) -> Finding:

@@ -85,8 +85,8 @@ def follow(lab: Lab, host: Host, job_id: str, watch: Watch) -> DgxlabError | Non
             return _ending(host, job)
         _check_plan(job)
         if job.state == "lost":
-            there = retry.again_if_known(host, partial(host.status, job_id), noted(watch))
-            if there.state in (*LIVE, "done"):
+            status = retry.again_if_known(host, partial(host.status, job_id), noted(watch))
+            if status.state in (*LIVE, "done"):
                 with lab.store.transaction():  # it was believed lost: delete its verdicts, and what Slurm said
                     lab.store.update_job(job_id, state="running", error="")
                     judgement.record(lab.store, job_id)
@@ -216,8 +216,8 @@ def find(lab: Lab, text: str | None, where: str | None) -> tuple[Host, str]:
         job_id = only_match(lab.store.job_ids(text), text, otherwise)
         return lab.connect(lab.store.job(job_id).host), job_id
     host = lab.connect(where)
-    there = matching_ids([job.job_id for job in host.jobs()], text)
-    return host, only_match(there, text, f" on host {where}", next=f"dgxlab jobs --host {where}")
+    matching = matching_ids([job.job_id for job in host.jobs()], text)
+    return host, only_match(matching, text, f" on host {where}", next=f"dgxlab jobs --host {where}")
 
 
 def _only_running(lab: Lab, where: str | None) -> tuple[Host, str]:

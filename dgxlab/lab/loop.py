@@ -156,8 +156,8 @@ def export(lab: Lab, root: Path, name: str, row: Row) -> list[str]:
         (folder / ".git/objects/info/alternates").write_text(f"{lab.cache.path.resolve() / 'objects'}\n")
         checkout.run("checkout", "--quiet", "--detach", row["pin"])
         checkout.run("read-tree", "-u", "--reset", source.tree)
-        made = series.export(root, name, lab.cache, row["pin"], folder, row["because"])
-    return [patch.name for patch in made.patches]
+        exported = series.export(root, name, lab.cache, row["pin"], folder, row["because"])
+    return [patch.name for patch in exported.patches]
 
 
 def _parent(rows: Sequence[Row], asked: Try) -> str | None:

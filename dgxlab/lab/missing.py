@@ -109,9 +109,9 @@ def place(store: Store, host: Host, request: Request, sides: Sequence[Side], pro
     for node in (node for node in probe.nodes if node.facts and cluster.same_gpus(host, node)):
         assert node.facts
         with suppress(ConditionsError):
-            there = replace(probe, facts=node.facts)
-            todo, job = plan_missing(store, request, sides, there, followed)
-            places.append(Place(there, todo, job and replace(job, node=node.name)))
+            at_node = replace(probe, facts=node.facts)
+            todo, job = plan_missing(store, request, sides, at_node, followed)
+            places.append(Place(at_node, todo, job and replace(job, node=node.name)))
     best = min(places, key=lambda at: len(at.todo.cells) + len(at.todo.gates), default=None)
     if best and (best.job is None or best.todo.reused or request.kind == "screen" or len(probe.nodes) == 1):
         chosen = best

@@ -160,14 +160,14 @@ def expected(store: Store, job: Plan, device: str) -> dict[str, float | None]:
     A build or a model that an earlier step of the job makes takes 0.
     """
     times: dict[str, float | None] = {}
-    made: set[str] = set()
+    products: set[str] = set()
     for step in job.steps:
         product = step.path if isinstance(step, ModelStep) else step.id
         if isinstance(step, BuildStep):
             arm = job.arm(step.arm)
             product = f"{arm.source.tree} {canonical(arm.cmake)}"
-        times[step.id] = 0.0 if product in made else _step_s(store, job, step, device)
-        made.add(product)
+        times[step.id] = 0.0 if product in products else _step_s(store, job, step, device)
+        products.add(product)
     return times
 
 

@@ -128,21 +128,21 @@ class Compared:
 
 def _subjects(pairs: Iterable[tuple[Launch | RunStep, Launch | RunStep]]) -> list[Subject]:
     """Return the subjects of all comparisons of pairs of launches, in order."""
-    found: list[tuple[Subject, set[tuple[str, str]]]] = []
+    subjects: list[tuple[Subject, set[tuple[str, str]]]] = []
     for left, right in pairs:
         labels = {cell.key: cell.label for cell in left.cells}
         several = len(BENCHES[left.tool].compared) > 1
         for each in comparisons_of(left, right):
             cell = labels[each.baseline]
             name = f"{cell} {metric(each.metric).label}" if several else cell
-            found.append((Subject(name, cell, each.metric, left.model), {*left.env.items()}))
+            subjects.append((Subject(name, cell, each.metric, left.model), {*left.env.items()}))
 
     def told_apart(subject: Subject, env: set[tuple[str, str]]) -> Subject:
-        alike = [other for each, other in found if each.name == subject.name]
+        alike = [other for each, other in subjects if each.name == subject.name]
         own = " ".join(f"{name}={value}" for name, value in sorted(env.difference(env.intersection(*alike))))
         return replace(subject, name=f"{subject.model} {subject.name} {own}".strip()) if len(alike) > 1 else subject
 
-    return [told_apart(*each) for each in found]
+    return [told_apart(*each) for each in subjects]
 
 
 def cause(fault: DgxlabError) -> str:
@@ -208,11 +208,11 @@ def bisect(
         compared = search.compare(lab, replace(first, session=enough), replace(candidate, session=enough), watch)
         seen = compared.verdict
         measured = estimate(seen) if seen else None
-        there = past_half(*measured, seen.valid_cycles - 1, whole) if seen and measured else None
-        answers.append(Answer(at, compared, there))
+        past = past_half(*measured, seen.valid_cycles - 1, whole) if seen and measured else None
+        answers.append(Answer(at, compared, past))
         on_answer(answers[-1])
-        if there is not None:
-            state.answer(at, there)
+        if past is not None:
+            state.answer(at, past)
         elif compared.broken or sum(answer.step == at for answer in answers) >= _TRIES:
             state.untestable.add(at)
     suspects, probability = state.suspects

@@ -172,7 +172,7 @@ def _verdict(axes: Axes, cell: str, metric: str, judged: Judged | None, prefix: 
 
 def _values(axes: Axes, metric: str, points: Sequence[Point], judged: Judged | None) -> None:
     style = units.style(units.metric(metric), [point.value for point in points])
-    there = [(point, point.at, point.value / style.factor) for point in points if point.value is not None]
+    placed = [(point, point.at, point.value / style.factor) for point in points if point.value is not None]
 
     def plot(xy: Iterable[tuple[float, float]], **look: Any) -> None:
         if xy := list(xy):
@@ -182,13 +182,13 @@ def _values(axes: Axes, metric: str, points: Sequence[Point], judged: Judged | N
         runs = ((BASELINE, cycle - 1), (CANDIDATE, cycle), (BASELINE, cycle))
         if times := [point.at for point in points if (point.role, point.cycle) in runs]:
             axes.axvspan(min(times), max(times), color=plots.DISCARD, linewidth=0, zorder=0.5)
-    baselines = ((at, value) for point, at, value in there if point.role == BASELINE)
+    baselines = ((at, value) for point, at, value in placed if point.role == BASELINE)
     plot(baselines, color=STYLES[BASELINE][0], linewidth=0.7, alpha=0.6, label="_drift", zorder=2)
     means = {BASELINE: judged.baseline, CANDIDATE: judged.candidate} if judged else {}
     for role, (colour, marker, size) in STYLES.items():
         look = {"color": colour, "marker": marker, "markersize": size, "linestyle": "none", "zorder": 3}
         for counts, name, face in ((True, role, colour), (False, f"{role}, does not count", plots.PAPER)):
-            xy = ((at, value) for point, at, value in there if (point.role, point.counts) == (role, counts))
+            xy = ((at, value) for point, at, value in placed if (point.role, point.counts) == (role, counts))
             plot(xy, **look, markerfacecolor=face, label=name)
         if (mean := means.get(role)) is not None:
             dashes = (0, (5, 3))
@@ -205,7 +205,7 @@ def _values(axes: Axes, metric: str, points: Sequence[Point], judged: Judged | N
         label="no value",
         transform=axes.get_xaxis_transform(),
     )
-    _limits(axes, style.unit, [value for _, _, value in there], 0.004)
+    _limits(axes, style.unit, [value for _, _, value in placed], 0.004)
 
 
 def _conditions(axes: Axes, quantity: tuple[str, str], sampled: Sequence[Row], times: Mapping[str, float]) -> None:

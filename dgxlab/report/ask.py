@@ -223,8 +223,8 @@ def newest_on(store: Store, experiment: Experiment, device: Device) -> Job | Non
 
     A job that ended before it had built anything is taken to be on the device.
     """
-    here = "coalesce((SELECT max(device_id = :device_id) FROM arms WHERE arms.job_id = jobs.job_id), true)"
-    where = f"experiment = :experiment AND host_id = :host_id AND kind IN ('run', 'gate') AND {here}"
+    on_device = "coalesce((SELECT max(device_id = :device_id) FROM arms WHERE arms.job_id = jobs.job_id), true)"
+    where = f"experiment = :experiment AND host_id = :host_id AND kind IN ('run', 'gate') AND {on_device}"
     of_device = {"experiment": experiment.digest, "host_id": device.host_id, "device_id": device.id}
     return newest(store, where, f"job_id IN ({REJECTED})", **of_device)
 

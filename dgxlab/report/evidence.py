@@ -70,8 +70,8 @@ def by_run(store: Store, sql: str, runs: Iterable[str]) -> dict[str, list[Row]]:
         some = runs[start : start + PARAMETERS]
         # a parameter each: for the ids of a subquery, SQLite would first group the samples of all runs
         rows += store.rows(sql.format(",".join("?" * len(some))), some)
-    found: dict[str, list[Row]] = grouped((row["run_id"], row) for row in rows)
-    return {run: found.get(run, []) for run in runs}
+    by_id: dict[str, list[Row]] = grouped((row["run_id"], row) for row in rows)
+    return {run: by_id.get(run, []) for run in runs}
 
 
 PARAMETERS = 1000  # of one SQL statement; SQLite takes some more

@@ -86,10 +86,10 @@ def collect_fleet(store: Store, asks: Sequence[Ask]) -> Page:
     of_device: dict[str, Ask] = {}
     for ask in asks:
         of_device.setdefault(ask.device_id or ask.host, ask)
-    found = [find_evidence(store, ask) for ask in of_device.values()]
-    arms = [replace(arm, name=arm.ask.host) for arm in found if arm.measured]
+    evidence = [find_evidence(store, ask) for ask in of_device.values()]
+    arms = [replace(arm, name=arm.ask.host) for arm in evidence if arm.measured]
     tables = [table for tool in _tools(arms) for table in _of_tool(tool, arms)]
-    return Page("fleet", tuple(tables), f"{len(arms)} of {len(found)} devices measured")
+    return Page("fleet", tuple(tables), f"{len(arms)} of {len(evidence)} devices measured")
 
 
 def collect_sweep(store: Store, asks: Sequence[Ask]) -> Page:
@@ -97,15 +97,15 @@ def collect_sweep(store: Store, asks: Sequence[Ask]) -> Page:
 
     A column for each setting in which they differ comes first.
     """
-    found = [find_evidence(store, ask) for ask in asks]
-    arms = [arm for arm in found if arm.measured]
+    evidence = [find_evidence(store, ask) for ask in asks]
+    arms = [arm for arm in evidence if arm.measured]
     columns, leads = _leads([(arm.name, arm.ask) for arm in arms])
     tables = [
         side_by_side("sweep", title, arms, [*columns, *own], _rows_of(leads, arms, by_cell), settings={})
         for tool in _tools(arms)
         for title, own, by_cell in _by_metric(tool, arms)
     ]
-    return Page("sweep", tuple(tables), f"{len(arms)} of {len(found)} experiments measured")
+    return Page("sweep", tuple(tables), f"{len(arms)} of {len(evidence)} experiments measured")
 
 
 def collect_sweep_sessions(store: Store, jobs: Sequence[str]) -> Page:

@@ -149,8 +149,8 @@ def _verdicts(store: Store, wanted: Query) -> Page:
         job = newest_with_verdicts(store, name, wanted.baseline, wanted.host)
         if job is None:
             against = f" against {wanted.baseline!r}" if wanted.baseline else ""
-            there = f" on {wanted.host!r}" if wanted.host else ""
-            raise UsageError(f"{store.path} has no verdict on {name!r}{against}{there}", next="dgxlab report")
+            on_host = f" on {wanted.host!r}" if wanted.host else ""
+            raise UsageError(f"{store.path} has no verdict on {name!r}{against}{on_host}", next="dgxlab report")
         jobs.append(job)
     results, summaries = [], []
     for job in jobs:

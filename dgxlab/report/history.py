@@ -121,9 +121,9 @@ def _table(runs: Sequence[Mapping[str, Any]]) -> Table:
         rows[change.at] |= {"change": f"{100 * change.share:+.1f} %", "change_pct": 100 * change.share, "p": change.p}
     label = f"{first['label']} {metric.label}".strip()
     series = tuple(SeriesRef(each["name"], each["digest"]) for each in json.loads(last["series"]))
-    made = " (made from a recipe)" if first["model_id"].startswith("synthetic") else ""
+    synthetic = " (made from a recipe)" if first["model_id"].startswith("synthetic") else ""
     settings: dict[str, Value] = {
-        "model": first["model"] + made,
+        "model": first["model"] + synthetic,
         "series": ", ".join(ref.name for ref in series) or "none",
         "host": f"{first['host']} ({', '.join(json.loads(first['names'])) or 'CPU'})",
         "env": env_text(json.loads(first["env"])),
@@ -203,11 +203,11 @@ def change_points(values: Sequence[float]) -> list[Change]:
     with needs(FLOOR, "change points are found with ruptures"):
         import numpy as np
         import ruptures  # noqa: F401 - said before anything is computed
-    found = sorted(_changes(np.log(np.asarray(values, dtype=float)), 0))
-    begins = [0, *(at for at, _ in found), len(values)]
+    changes = sorted(_changes(np.log(np.asarray(values, dtype=float)), 0))
+    begins = [0, *(at for at, _ in changes), len(values)]
     levels = [stats.median(values[begin:end]) for begin, end in itertools.pairwise(begins)]
     return [
-        Change(at, after / before - 1, p) for (at, p), before, after in zip(found, levels, levels[1:], strict=False)
+        Change(at, after / before - 1, p) for (at, p), before, after in zip(changes, levels, levels[1:], strict=False)
     ]
 
 

@@ -259,10 +259,10 @@ def _columns(arms: Sequence[Evidence]) -> tuple[_Shown, dict[str, Value]]:
     if len(ops) == 1:  # nothing distinguishes it, but it needs a name
         alike = {key: value for key, value in alike.items() if key not in ("type_a", "n")}
     for ask, words in zip(ops, words_of, strict=True):
-        have = {metric for cell in cells if cell.ask.identity[:2] == ask.identity[:2] for metric in cell.quantities}
+        measured = {metric for cell in cells if cell.ask.identity[:2] == ask.identity[:2] for metric in cell.quantities}
         own = {key: value for key, value in words.items() if key not in alike}
         label = " ".join(value if isinstance(value, str) else f"{key}={value}" for key, value in own.items())
-        first = next((metric for metric in ("flops", "bandwidth_gb_s", "time_us") if metric in have), "")
+        first = next((metric for metric in ("flops", "bandwidth_gb_s", "time_us") if metric in measured), "")
         if first:
             show(ask, label, first)
     settings = [settings_with_model(SINGLE_STREAM, ask) for ask in streams]

@@ -86,8 +86,8 @@ def profile(store: Store, wanted: Query) -> Page:
     first, *others = [profiles(store, arm) for arm in arms]
     if not others:
         return Page(wanted.form, tuple(table for each in first for table in (by_group(each), _by_kernel(each))))
-    there = {_name(each.cell.ask): each for each in others[0]}
-    pairs = [(each, there[_name(each.cell.ask)]) for each in first if _name(each.cell.ask) in there]
+    by_name = {_name(each.cell.ask): each for each in others[0]}
+    pairs = [(each, by_name[_name(each.cell.ask)]) for each in first if _name(each.cell.ask) in by_name]
     if not pairs:
         raise UsageError(f"{arms[0].name} and {arms[1].name} have no profile in common", next="dgxlab report")
     return Page(wanted.form, tuple(table for pair in pairs for table in _beside(pair)))

@@ -37,13 +37,13 @@ def tables() -> Mapping[str, str]:
 
 def queries() -> dict[str, dict[str, str]]:
     """Return the canned queries by name, as datasette takes them: a file's comments are its title and description."""
-    found = {}
+    by_name = {}
     for path in sorted(HERE.glob("*.sql")):
         lines = path.read_text().splitlines()
         title, *about = [line.removeprefix("-- ") for line in lines if line.startswith("-- ")]
         sql = "\n".join(line for line in lines if not line.startswith("-- "))
-        found[path.stem] = {"title": title, "description": " ".join(about), "sql": sql}
-    return found
+        by_name[path.stem] = {"title": title, "description": " ".join(about), "sql": sql}
+    return by_name
 
 
 def application(path: Path) -> Datasette:

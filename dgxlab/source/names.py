@@ -52,10 +52,10 @@ def _look_up(name: str, source: str, cache: PinCache) -> str:
     """Return the full id that a source has for a name; SourceError with the cause if it has none."""
     local = Path(source).expanduser()
     if local.is_dir():
-        there = Git.checkout(local).attempt("rev-parse", "--verify", "--end-of-options", f"{name}^{{commit}}")
-        if there.rc != 0:
+        resolved = Git.checkout(local).attempt("rev-parse", "--verify", "--end-of-options", f"{name}^{{commit}}")
+        if resolved.rc != 0:
             raise SourceError("the clone has no such tag, branch or commit")
-        return there.text
+        return resolved.text
     if not URL.fullmatch(source):
         raise SourceError("a package has one commit, and no names of commits")
     refs = dict(_remote_refs(name, source, cache.git))

@@ -66,8 +66,10 @@ def load_all(path: Path, overrides: Sequence[str] = (), host: str | None = None)
     mark, arms = resolve.map_of(tree)["matrix"].mark, list(islice(matrix.arms(), _MAX_ARMS + 1))
     if len(arms) > _MAX_ARMS:
         refuse([Problem(mark, ("matrix",), f"makes more than {_MAX_ARMS} experiments: split it")])
-    made = [_experiment(path, resolve.arm(tree, chosen)) for chosen in arms]
-    names = [_arm_name(one.name, [value for _, _, value in chosen]) for one, chosen in zip(made, arms, strict=True)]
+    experiments = [_experiment(path, resolve.arm(tree, chosen)) for chosen in arms]
+    names = [
+        _arm_name(one.name, [value for _, _, value in chosen]) for one, chosen in zip(experiments, arms, strict=True)
+    ]
     for name in names:
         if not NAME.fullmatch(name):
             text = f"would call an experiment {name!r}: give a shorter name"
@@ -76,7 +78,7 @@ def load_all(path: Path, overrides: Sequence[str] = (), host: str | None = None)
         else:
             continue
         refuse([Problem(mark, ("matrix",), text)])
-    return [replace(experiment, name=name) for experiment, name in zip(made, names, strict=True)]
+    return [replace(experiment, name=name) for experiment, name in zip(experiments, names, strict=True)]
 
 
 def _arm_name(name: str, values: Sequence[str]) -> str:

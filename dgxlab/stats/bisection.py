@@ -38,8 +38,8 @@ class Bisection:
         """Take the answer of a test: the probability that the difference is there at a step."""
         if not 0 <= probability <= 1:
             raise ValueError(f"no probability: {probability}")
-        there = min(max(probability, 1 - _SUREST), _SUREST)
-        scaled = [weight * (there if at <= step else 1 - there) for at, weight in enumerate(self.weights, 1)]
+        likely = min(max(probability, 1 - _SUREST), _SUREST)
+        scaled = [weight * (likely if at <= step else 1 - likely) for at, weight in enumerate(self.weights, 1)]
         self.weights = [weight / sum(scaled) for weight in scaled]
 
     @property

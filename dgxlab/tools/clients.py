@@ -19,18 +19,18 @@ Named = Sequence[tuple[str, str, str]]
 
 def _at(entry: Entry, path: str) -> Any:
     """Return what an entry has under names with dots between; None if it has nothing there."""
-    found: Any = entry
+    value: Any = entry
     for name in path.split("."):
-        if not isinstance(found, Mapping):
+        if not isinstance(value, Mapping):
             return None
-        found = found.get(name)
-    return found
+        value = value.get(name)
+    return value
 
 
 def _values(entry: Entry, named: Named) -> Iterator[Values]:
     for metric, unit, path in named:
-        found = _at(entry, path)
-        several = found if isinstance(found, list) else [] if found is None else [found]
+        value = _at(entry, path)
+        several = value if isinstance(value, list) else [] if value is None else [value]
         if several:
             yield Values(metric, unit, tuple(finite(each, path) for each in several))
 

@@ -173,8 +173,8 @@ def _row(line: Columns, about: Columns) -> dict[str, Any]:
     pp, tg, at_once = whole(line, "pp"), whole(line, "tg"), "pl" in line
     pl = whole(line, "pl") if at_once else 1  # requests that arrive may have to wait for a slot
     if pl > (about["slots"] or pl) or pp + tg >= (about["n_ctx"] or pp + tg + 1):
-        have = f"{about['slots']} slots of {about['n_ctx']} tokens"
-        raise Refused(f"the server has {have}, which are too few for {pl} streams of {pp + tg}")
+        capacity = f"{about['slots']} slots of {about['n_ctx']} tokens"
+        raise Refused(f"the server has {capacity}, which are too few for {pl} streams of {pp + tg}")
     for wave in line["waves"]:
         if wrong := list(incomplete(wave["streams"], pp, tg)):
             raise Refused(f"{wrong[0]}{f', and {len(wrong) - 1} more' if wrong[1:] else ''}")

@@ -216,11 +216,11 @@ def _count_reasons(reading: GateReading, wanted: ParityGate) -> Iterator[Reason]
 
 def unlike(cases: Iterable[str], reference: Iterable[str]) -> str:
     """Return in words how `cases` differ from `reference`, repetitions included; "" if equal."""
-    here, there = Counter(cases), Counter(reference)
-    more = here - there
+    counts, expected = Counter(cases), Counter(reference)
+    more = counts - expected
     differing = {
-        "missing": there - here,
-        "repeated more often": Counter({case: count for case, count in more.items() if case in there}),
-        "new": Counter({case: count for case, count in more.items() if case not in there}),
+        "missing": expected - counts,
+        "repeated more often": Counter({case: count for case, count in more.items() if case in expected}),
+        "new": Counter({case: count for case, count in more.items() if case not in expected}),
     }
     return "; ".join(f"{how}: {some.total()}, as {min(some)}" for how, some in differing.items() if some)

@@ -111,8 +111,8 @@ def _nsys_summary(path: Path) -> str:
 def _nsys_lines(database: Any) -> Iterator[dict[str, Any]]:
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_schema")}
     for table, names in _COLUMNS.items():
-        there = {row[1] for row in database.execute(f"PRAGMA table_info({table})")}
-        if there and (missing := set(names.split()) - there):
+        columns = {row[1] for row in database.execute(f"PRAGMA table_info({table})")}
+        if columns and (missing := set(names.split()) - columns):
             raise Refused(f"unknown schema: {table} has no {', '.join(sorted(missing))}")
     if missing := {_KERNELS, _CALLS, "StringIds", "META_DATA_EXPORT"} - tables:
         raise Refused(f"unknown schema, or a trace without kernels: it has no table {min(missing)}")
