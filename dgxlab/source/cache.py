@@ -196,6 +196,5 @@ def check_pin(pin: str) -> None:
 
 
 def without_secrets(source: str) -> str:
-    """Return a source for printing and recording: *** replaces the user, password and query of a URL."""
-    source = re.sub(r"^(https?://[^?#]*[?#]).+", r"\1***", source)
-    return re.sub(r"^(https?://)[^/@]+@", r"\1***@", source)
+    """Return a source for messages: a URL without user, password and query, so that commands with it still work."""
+    return re.sub(r"^(https?://)(?:[^/?#]*@)?([^?#]*).*", r"\1\2", source)
