@@ -106,8 +106,10 @@ def diff(cache: PinCache, source: Source, over: Source | None = None) -> str:
 
 
 def changed_lines(diff: str) -> int:
-    """Return how many lines a diff adds and removes."""
-    return sum(line[:1] in ("+", "-") and line[:3] not in ("+++", "---") for line in diff.splitlines())
+    """Return how many lines a diff adds and removes: only in hunks, as headers also begin with + and -."""
+    files = re.split(r"(?m)^diff --git ", diff)
+    hunks = [hunk for file in files for hunk in re.split(r"(?m)^@@ .*", file)[1:]]
+    return sum(len(re.findall(r"(?m)^[+-]", hunk)) for hunk in hunks)
 
 
 def export(

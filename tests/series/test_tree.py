@@ -191,3 +191,13 @@ def test_what_no_tree_can_carry(project: Project, tmp_path: Path) -> None:
         (project.clone / "ggml/kernel.cuh").symlink_to(target)
         with pytest.raises(SpecError, match=r"ggml/kernel\.cuh links out"):
             apply_tree(project)
+
+
+def test_every_changed_line_counts(project: Project) -> None:
+    """Also one that looks like a header: `--` of SQL or Lua that is removed, `++` that is added; and in a new file."""
+    pin = project.new_pin({"ggml/ops.c": "-- one\n++ two\nthree\n"})
+    git(project.clone, "checkout", "--quiet", pin)
+    write(
+        project.clone, {"ggml/ops.c": "++ 1\r+ new\n-- 2\nthree\n", "ggml/new.c": "++ 3\n", "ggml/x.bin": "\0\n-\n+\n"}
+    )
+    assert series.changed_lines(series.diff(project.cache, series.apply_tree(project.cache, pin, project.clone))) == 5
