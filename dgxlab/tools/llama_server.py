@@ -108,7 +108,7 @@ def incomplete(streams: Sequence[Mapping[str, Any]], pp: int, tg: int) -> Iterat
         elif "problem" in each:
             yield f"stream {number}: {each['problem']}"
         elif each.get("stalled"):
-            yield f"stream {number} stalled after {count} tokens"
+            yield f"stream {number} stalled after {count} tokens: nothing arrived for stall_s"
         elif "prompt" not in end:
             yield f"stream {number} was cut after {count} of {tg} tokens"
         elif count != tg:
@@ -130,7 +130,7 @@ def unfair(streams: Sequence[Mapping[str, Any]], *, at_once: bool = True) -> Ite
     if behind > BEHIND * median([each["at_us"][0] for each in streams]):
         yield f"the client sent requests up to {behind / 1e3:.3g} ms after they were due (p95)"
     if abs(share := off(streams) or 0.0) > AGREES:
-        yield f"the client saw {100 * share:+.1f} % of the speed that the server measured itself"
+        yield f"the speed by the client's clock is {100 * share:+.1f} % off the speed that the server reports"
 
 
 def _slow(speeds: Sequence[float]) -> Iterator[str]:
@@ -141,9 +141,10 @@ def _slow(speeds: Sequence[float]) -> Iterator[str]:
 
 def off(streams: Sequence[Mapping[str, Any]]) -> float | None:
     """Return how far the sum of the streams' speeds is from that by the server's own times; None if it tells none."""
-    timed = [(sum(each["tokens"][1:]), sum(each["at_us"][1:]) / 1e3, each["end"]["ms"]) for each in streams]
-    own = sum(count / ms for count, _, ms in timed if ms)
-    return sum(count / client for count, client, ms in timed if ms) / own - 1 if own else None
+    timed = [each for each in streams if each["end"]["ms"]]
+    own = sum((sum(each["tokens"]) - 1) / each["end"]["ms"] for each in timed)  # since the first token, not event
+    seen = sum(1e3 * sum(each["tokens"][1:]) / sum(each["at_us"][1:]) for each in timed)
+    return seen / own - 1 if own else None
 
 
 # -- the output of a launch -------------------------------------------------------------------------------------------
@@ -172,19 +173,20 @@ def _row(line: Columns, about: Columns) -> dict[str, Any]:
     """Return the row of a cell, given the times of its waves; raises Refused if they give no number."""
     pp, tg, at_once = whole(line, "pp"), whole(line, "tg"), "pl" in line
     pl = whole(line, "pl") if at_once else 1  # requests that arrive may have to wait for a slot
-    if pl > (about["slots"] or pl) or pp + tg >= (about["n_ctx"] or pp + tg + 1):
-        capacity = f"{about['slots']} slots of {about['n_ctx']} tokens"
-        raise Refused(f"the server has {capacity}, which are too few for {pl} streams of {pp + tg}")
+    if pl > (about["slots"] or math.inf):
+        raise Refused(f"the server has {about['slots']} slots, too few for {pl} streams")
+    if pp + tg > (about["n_ctx"] or math.inf):
+        raise Refused(f"the server has a context of {about['n_ctx']} tokens, too small for {pp + tg}")
     for wave in line["waves"]:
         if wrong := list(incomplete(wave["streams"], pp, tg)):
             raise Refused(f"{wrong[0]}{f', and {len(wrong) - 1} more' if wrong[1:] else ''}")
     for wave in line["waves"][1:]:  # the first warms up, and counts for nothing
         if wave["cpu"] > BUSY:
             raise Refused(f"the client used {wave['cpu']:.2f} of a processor: above {BUSY} it may be late")
-        if wrong := list(unfair(wave["streams"], at_once=at_once)):
-            raise Refused("; ".join(wrong))
+        if why := next(unfair(wave["streams"], at_once=at_once), ""):
+            raise Refused(why)
     several = [wave["streams"] for wave in line["waves"]]
-    measured = [metrics(each, pp, tg) if at_once else latencies(each, tg) for each in several]
+    measured = [_measured(each, pp, tg) if at_once else latencies(each, tg) for each in several]
     waves = [
         {**wave, **values, "off": off(wave["streams"])} for wave, values in zip(line["waves"], measured, strict=True)
     ]
@@ -196,6 +198,14 @@ def _row(line: Columns, about: Columns) -> dict[str, Any]:
     }
 
 
+def _measured(streams: Sequence[Mapping[str, Any]], pp: int, tg: int) -> Mapping[str, float | None]:
+    """Return METRICS of a wave; all are None for one without a steady window, which only the first may be."""
+    try:
+        return metrics(streams, pp, tg)
+    except Refused:
+        return dict.fromkeys(METRICS)
+
+
 def _request(stream: Mapping[str, Any]) -> list[int]:
     """Return when a request was sent, its times to the first event and on to the last, in us, and tokens of that."""
     return [stream["sent_us"], stream["at_us"][0], sum(stream["at_us"][1:]), sum(stream["tokens"][1:])]
@@ -204,10 +214,11 @@ def _request(stream: Mapping[str, Any]) -> list[int]:
 def _read(cell: Cell, row: Columns) -> CellResult:
     measurements = []
     for name in OPEN if "rate" in cell.params else METRICS:
-        first, *counted = [finite(value, name) for value in row[name]]
+        warm = [finite(value, name) for value in row[name][:1] if value is not None]
+        counted = [finite(value, name) for value in row[name][1:]]
         if len(counted) != cell.fixed.get("repetitions"):
             raise Refused(f"it has {len(counted)} waves that count, not {cell.fixed.get('repetitions')}")
-        measurements.append(Measurement(cell.key, name, units.metric(name).unit, tuple(counted), (first,)))
+        measurements.append(Measurement(cell.key, name, units.metric(name).unit, tuple(counted), tuple(warm)))
     return CellResult(cell.key, tuple(measurements), row)
 
 

@@ -245,7 +245,7 @@ def _times(stream: Stream, begin: int, api: Api) -> dict[str, Any]:
         try:
             total, last_end = api.progress(json.loads(line), count)
         except UNTOLD:
-            return {**times, "problem": f"an event that is none: {line.decode(errors='replace')[:EXCERPT]}"}
+            return {**times, "problem": f"an unexpected event: {line.decode(errors='replace')[:EXCERPT]}"}
         if total > count:  # the last event repeats the number
             at.append((now - last) // 1000)
             tokens.append(total - count)

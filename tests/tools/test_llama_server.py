@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dgxlab.errors import SpecError
-from dgxlab.tools.llama_server import ServeBench, metrics, parse, percentile, unfair
+from dgxlab.tools.llama_server import ServeBench, metrics, off, parse, percentile, unfair
 from tests.conftest import GOLDEN
 from tests.tools.streams import ABOUT, STEP_US, output, stream
 
@@ -91,6 +91,8 @@ def test_many_streams_are_judged_quickly() -> None:
 def test_events_of_several_tokens_count_as_such() -> None:
     pairs = stream(0, at_us=[5000, *[4000] * 50], tokens=[*[2] * 49, 1, 1])
     assert metrics([pairs], 16, 100)["speed_tg"] == pytest.approx(98 / 0.2)
+    pairs["end"]["ms"] = 202.0  # the server counts from its first token, a step before the first event
+    assert off([pairs]) == pytest.approx(0, abs=0.001)
 
 
 def test_a_row_gives_its_numbers_again() -> None:
@@ -141,7 +143,7 @@ def test_times_of_requests_that_arrive() -> None:
     [
         (lambda each: each.update(behind_us=700), "the client sent requests up to 0.7 ms after they were due (p95)"),
         (lambda each: each.update(status=500), "stream 0: HTTP 500"),
-        (lambda each: each["end"].update(ms=150.0), "of the speed that the server measured itself"),
+        (lambda each: each["end"].update(ms=150.0), "% off the speed that the server reports"),
     ],
 )
 def test_times_of_requests_that_say_nothing_are_refused(change: Callable[[Any], object], told: str) -> None:
@@ -171,7 +173,7 @@ END = stream(0)["end"]
     [
         (lambda row: first(row).update(status=500, problem="busy"), "stream 2: HTTP 500: busy"),
         (lambda row: first(row).update(status=0, problem=""), "HTTP without a status"),
-        (lambda row: first(row).update(problem="an event that is none: {"), "an event that is none: {"),
+        (lambda row: first(row).update(problem="an unexpected event: {"), "stream 2: an unexpected event: {"),
         (lambda row: first(row).update(stalled=True), "stream 2 stalled after 100 tokens"),
         (lambda row: first(row).update(end={"stop": None}), "stream 2 was cut after 100 of 100 tokens"),
         (
@@ -214,8 +216,12 @@ def every(change: Callable[[dict[str, Any]], None]) -> Callable[[Any], None]:
             lambda each: each.update(at_us=[each["at_us"][0] + 14_000, *[16_000, *[0] * 7] * 13][:100]),
             "87% of the events",
         ),
-        (lambda each: each["end"].update(ms=190.0), "the client saw -4.0 % of the speed"),
-        (lambda each: each["end"].update(ms=204.0), "the client saw +3.0 % of the speed"),
+        (lambda each: each.update(at_us=[each["at_us"][0] + 198_000, *[0] * 99]), "100% of the events"),
+        (
+            lambda each: each["end"].update(ms=190.0),
+            "the speed by the client's clock is -4.0 % off the speed that the server reports",
+        ),
+        (lambda each: each["end"].update(ms=204.0), "clock is +3.0 % off"),
     ],
 )
 def test_times_that_a_proxy_changed_are_refused(change: Callable[[dict[str, Any]], None], told: str) -> None:
@@ -227,15 +233,24 @@ def test_a_wave_that_warms_up_must_be_whole_and_no_more() -> None:
     early = [lambda wave: wave.update(cpu=0.9), lambda wave: [e["end"].update(ms=190.0) for e in wave["streams"]]]
     for change in early:
         assert parse(changed(lambda row, change=change: change(row["waves"][0])), cells()).problems == ()  # type: ignore[misc]
+    parsed = parse(changed(lambda row: row["waves"][0]["streams"][0]["at_us"].__setitem__(0, 90_000)), cells())
+    assert {(len(m.samples), m.discarded) for m in parsed.results[1].measurements} == {(2, ())}
+    (again,) = parse(json.dumps(parsed.results[1].raw), cells()[1:]).results
+    assert again == parsed.results[1]
     (problem,) = parse(changed(lambda row: row["waves"][0]["streams"][0].update(status=500)), cells()).problems
     assert "HTTP 500" in problem
 
 
-@pytest.mark.parametrize("about", [{**ABOUT, "slots": 3}, {**ABOUT, "n_ctx": 116}, {}])
+@pytest.mark.parametrize("about", [{**ABOUT, "slots": 3}, {**ABOUT, "n_ctx": 115}, {}])
 def test_a_server_with_too_little_room_is_refused(about: dict[str, Any]) -> None:
     parsed = parse(output((1, 4), 16, 100, 3, about=about), cells())
     assert any("B4: " in problem for problem in parsed.problems)
     assert len(parsed.results) == (0 if about.get("n_ctx") != 256 else 1)
+
+
+def test_a_context_of_just_the_tokens_is_enough() -> None:
+    about = {**ABOUT, "slots": None, "n_ctx": 116}  # as vLLM with --max-model-len
+    assert parse(output((1, 4), 16, 100, 3, about=about), cells()).problems == ()
 
 
 def test_what_ended_the_output_is_told_first() -> None:

@@ -62,15 +62,15 @@ def test_every_token_has_a_time() -> None:
         ("dies", "the server ended with status 3"),
         ("another model", "the server has the model other.gguf, not m.gguf"),
         ("no facts", "the server does not say what it serves"),
-        ("few slots", "B4: the server has 1 slots of 256 tokens"),
+        ("few slots", "B4: the server has 1 slots, too few for 4 streams"),
         ("500", 'HTTP 500: {"error": {"message": "out of toys"}}'),
         ("killed", "the server ended by SIGKILL"),
-        ("malformed", "an event that is none: {"),
+        ("malformed", "an unexpected event: {"),
         ("cached", "9 tokens of its prompt were computed and 7 came from a cache"),
         ("end of text", "got 111 tokens, not 120: it was stopped by eos"),
         ("bunches", "of the events arrived with the one before"),
         ("slow stream", "they did not share the steps"),
-        ("slow tail", "of the speed that the server measured itself"),
+        ("slow tail", "% off the speed that the server reports"),
     ],
 )
 def test_a_server_that_misbehaves_gives_no_number(how: str, told: str) -> None:
