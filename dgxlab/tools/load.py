@@ -53,13 +53,16 @@ class Problem(Exception):
 def started(argv: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
     """Yield a running server; end it by TERM, then KILL."""
     libc = ctypes.CDLL(None)
-    server = subprocess.Popen(
-        list(argv),
-        stdin=subprocess.DEVNULL,
-        stdout=sys.stderr.fileno(),
-        close_fds=False,  # an orphan still holds the locks that this program inherited
-        preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),  # noqa: PLW1509 - one thread
-    )
+    try:
+        server = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr.fileno(),
+            close_fds=False,  # an orphan still holds the locks that this program inherited
+            preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),  # noqa: PLW1509 - one thread
+        )
+    except OSError as error:
+        raise Problem(f"the server cannot be started: {error.strerror}: {argv[0]}") from error
     try:
         yield server
     finally:
@@ -124,8 +127,13 @@ def prompts(count: int, tokens: int, n_vocab: int, seed: str) -> Iterator[list[i
     """Yield prompts of random tokens, no two of which begin alike.
 
     Tokens with a special meaning are at both ends of vocabularies, so only those between are used.
+
+    Raises:
+        Problem: if there are fewer of them than prompts.
     """
     known, source = range(n_vocab // 8, n_vocab // 2), random.Random(seed)  # noqa: S311 - no secret
+    if count > len(known):
+        raise Problem(f"{count} prompts cannot all begin differently: the vocabulary has {len(known)} tokens for that")
     for first in source.sample(known, count):
         yield [first, *source.choices(known, k=tokens - 1)]
 

@@ -9,13 +9,13 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 READ = 1 << 16
 AT_ONCE = 64
-"""Events that are read before epoll is asked for later ones: so long a time can be late, and reading takes longest."""
-
-Reads = Sequence[tuple[int, bytes]]
+"""Events that are read before epoll is asked for later ones. Reading takes longest, and so long a time can be late."""
+SPAN_NS = 1_000_000_000
+"""Shortest time over which the use of a processor counts: a mean over a long prompt would hide a client too slow."""
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Wave:
     Attributes:
         streams: In the order in which they began.
         begin: When the wave began, in ns of the monotonic clock.
-        cpu: Share of a processor that this program used.
+        cpu: Largest share of a processor that this program used for SPAN_NS, or for all of a shorter wave.
         away: The longest time in ns for which it was not waiting for events: by that a time can be late.
     """
 
@@ -69,19 +69,28 @@ class Wave:
         self._still: dict[int, Stream] = {}
         self.streams: list[Stream] = []
         self.begin, self.cpu, self.away = 0, 0.0, 0
+        self._marks: list[tuple[int, int]] = []
 
     def run(self, stall_s: float) -> None:
         """Send and read until all streams have ended, or those that are open were silent for `stall_s`."""
         gc.collect()
         gc.disable()
-        self.begin, cpu = time.perf_counter_ns(), time.process_time_ns()
+        self.begin = self._mark()
         with self._poll:
             self._loop(int(1e9 * stall_s))
-        self.cpu = (time.process_time_ns() - cpu) / (time.perf_counter_ns() - self.begin)
+        if self._marks[1:]:
+            self._marks.pop()  # the last span lasts to the end
+        self._mark()
+        self.cpu = max((used - before) / (now - then) for (then, before), (now, used) in pairwise(self._marks))
         gc.enable()
         for each in self._still.values():
             each.stalled = True
             each.socket.close()
+
+    def _mark(self) -> int:
+        """Note how much of a processor was used until now, and return that time."""
+        self._marks.append((time.perf_counter_ns(), time.process_time_ns()))
+        return self._marks[-1][0]
 
     def _loop(self, stall: int) -> None:
         now = heard = self.begin
@@ -93,20 +102,22 @@ class Wave:
                 self._start(self.begin + due, text)
             next_due = self.begin + self._waiting[0][0] if self._waiting else heard + stall
             until = min(next_due, heard + stall)
-            left = max(0, until - time.perf_counter_ns()) / 1e9
+            at = time.perf_counter_ns()
+            self.away, left = max(self.away, at - now), max(0, until - at) / 1e9
             if self._waiting and not noted:  # epoll alone waits for whole ms
                 select.select([self._poll], (), (), left)
             ready = self._poll.poll(0 if self._waiting or noted else left)
             now = time.perf_counter_ns()
+            if now - self._marks[-1][0] >= SPAN_NS:
+                self._mark()
             heard = now if ready else heard
-            if not noted and self._still and now - heard >= stall:
+            if self._still and now - heard >= stall:
                 return
             noted.extend((number, event, now) for number, event in ready)
             for _ in range(min(AT_ONCE, len(noted))):
                 again = self._serve(*noted[0])
                 if not again:
                     noted.popleft()
-            self.away = max(self.away, time.perf_counter_ns() - now)
 
     def _start(self, due: int, text: bytes) -> None:
         if self._open:
@@ -145,7 +156,7 @@ class Wave:
         return False
 
 
-def answer(reads: Reads) -> tuple[int, list[tuple[int, bytes]]]:
+def answer(reads: Sequence[tuple[int, bytes]]) -> tuple[int, list[tuple[int, bytes]]]:
     """Return the status of an HTTP answer and its events with their times; without events the body's text.
 
     The status is 0 where there is no whole head. Chunks need not agree with events.
@@ -172,7 +183,7 @@ def answer(reads: Reads) -> tuple[int, list[tuple[int, bytes]]]:
         if status != 200:
             continue
         *lines, text = text.split(b"\n")
-        events += [(now, each[5:].strip()) for each in lines if each.startswith((b"data:", b"error:"))]
+        events += [(now, each[5:].strip()) for each in lines if each.startswith(b"data:")]
     if status != 200:
         events = [(0, text)]
     return status, [(now, line) for now, line in events if line != b"[DONE]"]

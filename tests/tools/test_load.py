@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import statistics
+import struct
 import subprocess
 import sys
 import threading
@@ -19,8 +20,8 @@ from typing import Any
 import pytest
 
 from dgxlab.tools.llama_server import ServeBench, parse
-from dgxlab.tools.load import APIS, prompts
-from dgxlab.tools.wave import Wave, answer, arrivals
+from dgxlab.tools.load import APIS, Problem, prompts
+from dgxlab.tools.wave import Stream, Wave, answer, arrivals
 from tests.conftest import PROJECT
 
 SERVER = Path(__file__).with_name("server.py")
@@ -170,6 +171,59 @@ def test_silence_counts_from_the_last_event() -> None:
     assert 1e9 <= lasted < 10e9
 
 
+def test_a_connection_that_breaks_is_a_stream_without_an_end() -> None:
+    def serve() -> None:
+        with server.accept()[0] as first, server.accept()[0] as second:
+            first.recv(1)
+            first.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            first.close()  # resets
+            time.sleep(0.1)
+            second.sendall(HEAD + b"\r\n" + CHUNKS)
+
+    with socket.create_server(("127.0.0.1", 0), backlog=2) as server, ThreadPoolExecutor(1) as pool:
+        sent = Wave(address := server.getsockname(), [b"x"] * 2)
+        pool.submit(serve)
+        sent.run(20.0)
+    refused = Wave(address, [b"x"], [0])
+    refused.run(20.0)
+    streams = [*sent.streams, *refused.streams]
+    assert not any(each.stalled for each in streams)
+    assert [answer(each.reads)[0] for each in streams] == [0, 200, 0]
+
+
+def test_what_arrives_while_requests_are_sent_may_be_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    def send(stream: Stream) -> None:
+        time.sleep(0.02)
+        stream.unsent = b""
+
+    monkeypatch.setattr(Stream, "send", send)
+    with socket.create_server(("127.0.0.1", 0), backlog=5) as server:
+        wave = Wave(server.getsockname(), [b"x"] * 5)
+        wave.run(0.1)
+    assert wave.away >= 100_000_000
+
+
+def test_a_client_that_is_busy_only_while_tokens_arrive_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for a prompt, and then needs a whole processor."""
+
+    def serve() -> None:
+        with server.accept()[0] as connection:
+            time.sleep(0.6)
+            begin.append(time.perf_counter_ns())
+            for _ in range(50):
+                connection.sendall(CHUNKS)
+                time.sleep(0.01)
+
+    begin: list[int] = []
+    monkeypatch.setattr("dgxlab.tools.wave.SPAN_NS", 200_000_000)
+    monkeypatch.setattr(time, "process_time_ns", lambda: time.perf_counter_ns() - begin[0] if begin else 0)
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        sent = Wave(server.getsockname(), [b"x"])
+        pool.submit(serve)
+        sent.run(20.0)
+    assert sent.cpu == pytest.approx(1.0, abs=0.1)
+
+
 def test_a_stream_that_fails_ends_no_other() -> None:
     """One of 128 is answered by HTTP 500; the others are read to their ends."""
     *_, row = map(json.loads, drive("500", pl=[128], tg=20, waves=1, stall_s=20.0).splitlines())
@@ -261,6 +315,12 @@ def test_an_answer_without_events_is_its_body(text: bytes, status: int, body: by
     assert answer([(0, text)]) == (status, [(0, body)])
 
 
+def test_more_prompts_than_can_begin_differently_are_refused() -> None:
+    assert len(list(prompts(375, 3, 1000, "seed"))) == 375
+    with pytest.raises(Problem, match="the vocabulary has 375 tokens for that"):
+        list(prompts(376, 3, 1000, "seed"))
+
+
 def test_no_two_prompts_begin_alike() -> None:
     drawn = list(prompts(1024, 3, 32000, "seed"))
     assert len({prompt[0] for prompt in drawn}) == 1024
@@ -270,14 +330,23 @@ def test_no_two_prompts_begin_alike() -> None:
     assert drawn != list(prompts(1024, 3, 32000, "other"))
 
 
+def test_a_server_that_cannot_be_started_is_named() -> None:
+    argv = [sys.executable, "-c", DRIVE, json.dumps({"engine": "vllm", "ready_s": 1.0}), "/nowhere/vllm", "serve"]
+    ended = subprocess.run(argv, cwd=PROJECT, capture_output=True, text=True, check=True)
+    told = "the server cannot be started: No such file or directory: /nowhere/vllm"
+    assert json.loads(ended.stdout) == {"problem": told}
+
+
 def test_the_server_does_not_outlive_the_client(tmp_path: Path) -> None:
     """TERM first; a server that ignores it is killed."""
     path = str(tmp_path / "pid")
     write = f"open({path!r}, 'w').write(str(os.getpid()))"
-    script = f"import os, signal, time; signal.signal(15, signal.SIG_IGN); {write}; time.sleep(600)"
+    asked = "signal.signal(15, lambda *_: print('asked to end', flush=True))"
+    script = f"import os, signal, time; {asked}; {write}; time.sleep(600)"
     settings: dict[str, Any] = {"engine": "llama-server", "ready_s": 1.0}
     argv = [sys.executable, "-c", DRIVE, json.dumps(settings), sys.executable, "-c", script]
     ended = subprocess.run(argv, cwd=PROJECT, capture_output=True, text=True, start_new_session=True, check=True)
     assert "not ready within 1 s: no port was opened" in ended.stdout
+    assert ended.stderr == "asked to end\n"
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
