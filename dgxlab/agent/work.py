@@ -194,14 +194,18 @@ def work(folder: Path) -> None:
     """Run the staged job in a folder to its end; does nothing if the job was started before."""
 
     def cancel(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_IGN)  # Slurm may send several
         raise _Cancelled
 
     job = Job(folder)
+    # TERM may come as soon as `started` is there: it waits until it is caught, or the job would look lost
+    signal.signal(signal.SIGTERM, cancel)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     if job.begin() is None:
         return
     child.adopt()
-    signal.signal(signal.SIGTERM, cancel)
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         end = _carry_out(job, Root(folder.parent.parent))
     except _Cancelled:
         end = _terminated(job)

@@ -261,6 +261,28 @@ def test_a_staged_job_is_ended_by_cancel(job: Job) -> None:
     assert not (job.folder / "executed").exists()
 
 
+TERMED = """
+import os, signal, sys
+from pathlib import Path
+from dgxlab.agent import work
+from dgxlab.agent.job import Job
+
+def then_term(call):
+    return lambda *args: (call(*args), os.kill(os.getpid(), signal.SIGTERM))[0]
+
+Job.begin, work._terminated = then_term(Job.begin), then_term(work._terminated)
+work.work(Path(sys.argv[1]))
+"""
+
+
+def test_an_agent_that_is_cancelled_as_soon_as_it_has_begun(job: Job) -> None:
+    """And once more while it ends, as Slurm may do."""
+    subprocess.run([sys.executable, "-c", TERMED, str(job.folder)], check=True)
+    status = job.status()
+    assert status.rc
+    assert (status.state, status.rc["status"], status.rc["exit_code"]) == ("done", "cancelled", 130)
+
+
 def test_a_damaged_job_is_not_started_and_gone_after_cancel(job: Job) -> None:
     (job.folder / "agent.pyz").write_bytes(b"")
     with pytest.raises(RemoteError, match="is damaged"):
