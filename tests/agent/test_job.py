@@ -98,7 +98,7 @@ def test_killed_agent_is_lost_and_not_started_again(job: Job) -> None:
 
 def test_cancel_ends_a_deaf_agent(job: Job) -> None:
     job.start()
-    assert job.cancel(patience_s=0.3).state == "lost"
+    assert job.cancel(patience_s=1.0).state == "lost"
     with (job.folder / "run.lock").open() as file:
         assert lock(file.fileno())
 
@@ -149,6 +149,7 @@ def test_cancel_names_what_it_cannot_end(job: Job, monkeypatch: pytest.MonkeyPat
     job.start()
     left = leave_running(job)
     (job.folder / "hold").unlink()
+    wait_for(job, "done")
     with monkeypatch.context() as deaf:
         deaf.setattr(os, "killpg", lambda group, number: None)
         with pytest.raises(RemoteError, match=rf"pid {left} \(sleep\) of job {job.job_id} cannot be ended") as caught:

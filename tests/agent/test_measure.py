@@ -67,7 +67,7 @@ def test_a_look_at_output_without_a_line_end_reads_little(
 
 @pytest.mark.usefixtures("adopts")
 def test_what_is_left_running_is_told(bench: Workbench) -> None:
-    event = run(bench, "setsid", "-f", "sleep", "60")
+    event = run(bench, "sh", "-c", "sleep 60 & until grep -q sleep /proc/$!/comm; do :; done")
     (flag,) = [flag for flag in event.flags if flag.kind == "left_running"]
     assert [event.note for event in read(bench.job.journal) if isinstance(event, NoteEvent)] == [flag.reason]
     assert (flag.hard, flag.params["program"], flag.reason.endswith(" (sleep)")) == (False, "run:0", True)

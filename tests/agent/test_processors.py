@@ -117,7 +117,7 @@ def test_threads_are_those_that_the_tool_names() -> None:
 def test_a_busy_loop_beside_a_program(tmp_path: Path) -> None:
     """Each wants the whole processor: a hard flag, by how long it waited, or of a short one by what others used."""
     streams = {"stdout": tmp_path / "out", "stderr": tmp_path / "err"}
-    for limit_s, kind in ((1.0, "run_queue"), (0.25, "others_cpu")):
+    for limit_s, kind in ((3.0, "run_queue"), (0.25, "others_cpu")):
         with busy_processor():
             watch = Watch()
             ended = child.run(BUSY, env={}, **streams, limit_s=limit_s, look=watch.look)

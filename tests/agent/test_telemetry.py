@@ -90,9 +90,9 @@ def test_this_machine_is_sampled(tmp_path: Path) -> None:
     watching.stop()
     size = file.stat().st_size
     first, second, *_ = [json.loads(line) for line in file.read_text().splitlines()]
-    assert second["t"] - first["t"] >= facts.PERIOD_S
+    assert second["t"] - first["t"] > 0.9 * facts.PERIOD_S  # a clock that is set slowly runs slower
     assert first.keys() == {"t", *facts.condition()}
-    assert abs(first["mem_available_mib"] - facts.condition()["mem_available_mib"]) < 2048
+    assert 0 < first["mem_available_mib"] < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
     assert all(value is None or (math.isfinite(value) and value >= 0) for value in first.values())
     state = watching.state()
     assert (state["gpus"], state.keys() - first.keys()) == ([], {"boot_id", "gpus", "gpu_processes"})
@@ -103,7 +103,7 @@ def test_this_machine_is_sampled(tmp_path: Path) -> None:
 
 def test_a_span_of_time(tmp_path: Path) -> None:
     lines = "".join((LINE % at) + "\n" for at in (1, 2, 3, 4))
-    running = started(tmp_path, f"printf '{lines}'; printf '{{\"t\": 5,'; sleep 600")
+    running = started(tmp_path, f"printf '{lines}{{\"t\": 5,'; sleep 600")
     assert [sample.at for sample in running.read(1.5, 3.0)] == [2.0, 3.0]
     assert running.read(0.0, 9.0) == []
     with (tmp_path / "samples").open("a") as file:
@@ -153,8 +153,9 @@ def test_how_warm_it_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (folder / "new").rename(folder / "state")
     wait_until(lambda: watching.temperature() == 58.0)
     assert watching.now()["GPU-2"]["clocks.sm"] == 1980.0
-    began = time.time()
-    time.sleep(1.5)
+    began, file = time.time(), tmp_path / "telemetry-gpu.csv"
+    before = file.read_text().count("\n")
+    wait_until(lambda: file.read_text().count("\n") >= before + 10)
     run = Ended(0, None, began, time.time() - began)
     seen = {(s.device, s.name): s.n for s in watching.around(run, (NOTHING, NOTHING), Contention(2), 2).telemetry()}
     assert seen["GPU-1", "temperature.gpu"] >= 3
