@@ -21,14 +21,14 @@ from dgxlab.store import Store
 from dgxlab.transport import retry, ssh_connection
 from dgxlab.transport.base import HostLost
 from dgxlab.transport.host import Host
+from dgxlab.transport.ssh import SshTransport
 from dgxlab.transport.ssh_trust import NotTrusted
-from tests import toy
+from tests.agent.test_child import wait_until
 from tests.lab.conftest import ToyLab, quiet
 from tests.proxy import Proxy
-from tests.transport.conftest import Client, Reach
+from tests.transport.conftest import QUICK, Client, Reach
 
 QUICKLY = (0.01,) * 40
-SLOW = {"TOY": "slow"}
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def far_lab(shared: tuple[Path, Path, str], proxy: Proxy, reach: Reach, tmp_path
     repository, root, pin = shared
     (tmp_path / "lab" / "patches").mkdir(parents=True)
     store = Store.open(tmp_path / "lab" / "results.db")
-    host = Host(reach(root=str(root)))
+    host = Host(reach(root=str(root), limits=QUICK))
     lab = Lab(store, PinCache(tmp_path / "pins.git"), lambda name: host)
     yield ToyLab(lab, host, root, repository, pin, tmp_path / "lab")
     store.close()
@@ -93,15 +93,22 @@ def test_a_journal_read_over_many_cuts_is_byte_for_byte_the_journal(far_lab: Toy
 
 def test_running_job_outlives_the_line(far_lab: ToyLab, proxy: Proxy) -> None:
     """The line breaks, then falls silent; the job runs on, and its journal is read on from where it stood."""
-    lab = far_lab
-    job = lab.submit(lab.experiment(bench=(toy.backend_ops(), toy.llama_bench(n_prompt=(16,), n_gen=(0,), env=SLOW))))
+    lab, way = far_lab, far_lab.host.transport
+    assert isinstance(way, SshTransport)
+    job = lab.submit(lab.slow())
     notes: list[str] = []
+
+    def silence(cut: object) -> None:
+        wait_until(lambda: way._connection not in (None, cut))  # signed in again
+        proxy.blackhole()
 
     def note(sentence: str) -> None:
         notes.append(sentence)
-        proxy.heal()
         if len(notes) == 1:
-            threading.Timer(0.5, proxy.blackhole).start()
+            threading.Thread(target=silence, args=(way._connection,)).start()
+        else:
+            proxy.heal()
+            lab.release()
 
     printed = bytearray()
 
@@ -114,9 +121,9 @@ def test_running_job_outlives_the_line(far_lab: ToyLab, proxy: Proxy) -> None:
     assert printed == journal(lab, job.job_id)
     assert json.loads(printed.splitlines()[-1])["event"] == "end"
     assert "box was cut" in notes[0]
-    assert " 1.5 s; trying again" in notes[1]
+    assert " 3 s; trying again" in notes[1]
     assert follow(lab.lab, lab.host, job.job_id, quiet) is None
-    assert len(lab.values()) == 3
+    assert len(lab.values()) == 4
 
 
 def test_submitting_over_a_breaking_line_runs_once(far_lab: ToyLab, proxy: Proxy) -> None:

@@ -18,6 +18,7 @@ from dgxlab.model import HostEntry
 from dgxlab.transport.base import CommandFailed, HostLost
 from dgxlab.transport.host import Host
 from dgxlab.transport.ssh import SshTransport, quote
+from tests.agent.test_child import wait_for_text
 from tests.proxy import Proxy
 from tests.sshd import Sshd
 from tests.transport.conftest import Reach
@@ -127,10 +128,8 @@ def test_shell_that_ends_before_the_command(serve: Callable[..., Sshd], reach: R
 
 
 def test_detached_programs_do_not_hold_the_command(box: SshTransport) -> None:
-    began = time.monotonic()
-    pid = run(box, "sh", "-c", "setsid sh -c 'echo $$; exec sleep 30 >/dev/null' </dev/null 2>/dev/null &")
-    assert time.monotonic() - began < 2
-    os.kill(int(pid), signal.SIGKILL)
+    pid = run(box, "sh", "-c", "setsid sh -c 'echo $$; exec sleep 60 >/dev/null' </dev/null 2>/dev/null &")
+    os.kill(int(pid), signal.SIGKILL)  # it is still there
 
 
 @pytest.mark.parametrize("streams", ["", ">&- 2>&-"])
@@ -139,37 +138,36 @@ def test_silent_command_runs_into_its_patience(box: SshTransport, tmp_path: Path
     with pytest.raises(HostError, match=r"was silent for 0.5 s") as caught:
         run(box, "sh", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 30 {streams}", patience_s=0.5)
     assert not isinstance(caught.value, HostLost)
-    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    os.kill(int(wait_for_text(tmp_path / "pid")), signal.SIGKILL)
 
 
 def test_patience_counts_any_progress(box: SshTransport) -> None:
     def trickle() -> Iterator[bytes]:
         for _ in range(4):
-            time.sleep(0.2)
+            time.sleep(1)
             yield b"x"
 
-    assert run(box, "cat", stdin=trickle(), patience_s=0.6) == b"xxxx"
-    assert run(box, "sh", "-c", "for i in 1 2 3 4; do sleep 0.2; echo $i >&2; done", patience_s=0.6) == b""
+    assert run(box, "sh", "-c", "cat >/dev/null", stdin=trickle(), patience_s=3.5) == b""
+    assert run(box, "sh", "-c", "for i in 1 2 3 4; do sleep 1; echo $i >&2; done", patience_s=3.5) == b""
 
 
 def test_leaving_early_leaves_the_connection(box: SshTransport) -> None:
-    stream = box.stream(["sh", "-c", "echo one; exec sleep 3"])
-    assert next(stream) == b"one\n"
-    began = time.monotonic()
+    stream = box.stream(["sh", "-c", "echo $$; exec sleep 60"])
+    pid = int(next(stream))
     stream.close()  # type: ignore[attr-defined]
-    assert time.monotonic() - began < 1
     assert run(box, "echo", "two") == b"two\n"
+    os.kill(pid, signal.SIGKILL)  # it is still there
 
 
-def test_one_connection_serves_all(proxy: Proxy, reach: Reach) -> None:
+def test_one_connection_serves_all(proxy: Proxy, reach: Reach, tmp_path: Path) -> None:
     """Commands share it, one after the other and side by side; after close a new one is made."""
     box = reach()
     assert proxy.connections == 0
-    began = time.monotonic()
+    (here := tmp_path / "here").mkdir()
+    all_8 = f">{here}/$1; until [ $(ls {here} | wc -l) = 8 ]; do sleep 0.05; done; echo $1"
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda n: run(box, "sh", "-c", f"sleep 0.3; echo {n}"), range(8)))
+        answers = list(pool.map(lambda n: run(box, "sh", "-c", all_8, "sh", str(n), patience_s=60.0), range(8)))
     assert answers == [f"{n}\n".encode() for n in range(8)]
-    assert time.monotonic() - began < 2
     assert proxy.connections == 1
     box.close()
     assert run(box, "echo", "again") == b"again\n"
@@ -184,7 +182,7 @@ def test_paused_reader_holds_up_the_command(proxy: Proxy, reach: Reach) -> None:
     assert size + sum(len(chunk) for chunk in stream) == 50_000_000
 
 
-def test_paused_command_holds_up_stdin(box: SshTransport) -> None:
+def test_paused_command_holds_up_stdin(box: SshTransport, tmp_path: Path) -> None:
     given = 0
 
     def endless() -> Iterator[bytes]:
@@ -193,9 +191,11 @@ def test_paused_command_holds_up_stdin(box: SshTransport) -> None:
             given += 1
             yield bytes(100_000)
 
-    stream = box.stream(["sh", "-c", "echo go; sleep 0.7; echo now; wc -c"], endless())
-    assert (next(stream), next(stream)) == (b"go\n", b"now\n")
+    stream = box.stream(["sh", "-c", f"echo go; until [ -e {tmp_path}/now ]; do sleep 0.05; done; wc -c"], endless())
+    assert next(stream) == b"go\n"
+    time.sleep(0.7)
     assert given < 50
+    (tmp_path / "now").touch()
     assert b"".join(stream) == b"50000000\n"
 
 

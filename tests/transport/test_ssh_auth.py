@@ -115,7 +115,7 @@ def test_key_that_waits_for_a_person(known: Client, server: Sshd, keys: Keys, re
     """A host that waits for a signature has nothing to answer: that is no silence of its."""
     with agent(tmp_path, keys.private) as path, asking(tmp_path / "asking", path, QUICK.silent_s * 1.6):
         known.host("box", server.port, f"IdentityAgent {tmp_path}/asking")
-        assert run(reach(), "echo", "in") == b"in\n"
+        assert run(reach(limits=QUICK), "echo", "in") == b"in\n"
 
 
 def test_host_that_looks_a_key_up_slowly(keys: Keys, serve: Callable[..., Sshd], reach: Reach, tmp_path: Path) -> None:
