@@ -8,15 +8,16 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
+from tests.ports import kept_port
 
 NODES = ("node1", "node2")
 GPUS = 4
@@ -161,7 +162,7 @@ def slurm(folder: Path, *, constrained: bool = False, accounting: bool = False) 
     for part in ("state", *(f"spool.{node}" for node in NODES)):
         (folder / part).mkdir(parents=True)
     folder.chmod(0o711)
-    probes, (ctld, dbd, sql, *ports) = _free_ports(3 + len(NODES))
+    probes, (ctld, dbd, sql, *ports) = zip(*(kept_port() for _ in range(3 + len(NODES))), strict=True)
     text = CONFIG.format(folder=folder, ctld=ctld, gpus=GPUS, nodes=",".join(NODES), ports=",".join(map(str, ports)))
     for name, other in CONSTRAINED.items() if constrained else ():
         text = text.replace(name, other)
@@ -237,15 +238,6 @@ def _of(folder: Path) -> Iterator[int]:
 
 def found(name: str) -> str:
     return shutil.which(name) or f"/usr/sbin/{name}"
-
-
-def _free_ports(number: int) -> tuple[Sequence[socket.socket], Sequence[int]]:
-    """Return ports that no other program is given as long as the sockets are open; the daemons can listen there."""
-    probes = [socket.socket() for _ in range(number)]
-    for probe in probes:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the daemons do: so both may be bound
-        probe.bind(("127.0.0.1", 0))
-    return probes, [int(probe.getsockname()[1]) for probe in probes]
 
 
 def _wait_for(path: Path, running: Slurm) -> None:

@@ -18,8 +18,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import kept_port
+
 PROGRAM = shutil.which("sshd") or "/usr/sbin/sshd"
-START_S = 10.0
+START_S = 60.0
 
 ORDINARY, ORDINARY_UID = "tester", 64321
 AS_ORDINARY = (
@@ -85,7 +87,6 @@ def sshd(
     *,
     keytypes: Sequence[str] = ("ed25519",),
     config: str = "",
-    port: int = 0,
     ordinary: bool = False,
     within: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
@@ -97,7 +98,6 @@ def sshd(
         authorized: The authorized_keys file.
         keytypes: Of its host keys.
         config: Lines that come first in its configuration, so that they win.
-        port: 0 for any.
         ordinary: As root, run it as the user ORDINARY, who must be able to reach `folder`.
         within: The beginning of a command line that runs a program in namespaces of its own.
         env: Further variables of the commands run on it.
@@ -111,7 +111,7 @@ def sshd(
     path = os.environ["PATH"] if ordinary else f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     for keytype in keytypes:
         make_key(folder / f"host_{keytype}", keytype)
-    port = port or _free_port()
+    probe, port = kept_port()
     more = "".join(f" {name}={value}" for name, value in (env or {}).items())
     text = config + CONFIG.format(port=port, folder=folder, authorized=authorized, path=path, more=more)
     if "MaxStartups" not in config:  # the only keyword here of which the last line wins
@@ -120,7 +120,7 @@ def sshd(
     (folder / "config").write_text(text)
     if ordinary and os.getuid() == 0:
         within = [*within, *_become_ordinary(folder)]
-    with serving(folder, port, within) as server:
+    with probe, serving(folder, port, within) as server:
         yield server
 
 
@@ -186,12 +186,6 @@ def _become_ordinary(folder: Path) -> list[str]:
     for path in (folder, *folder.rglob("*")):
         os.chown(path, ORDINARY_UID, ORDINARY_UID)
     return ["unshare", "--mount", "sh", "-c", AS_ORDINARY, "sh", str(passwd)]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _wait(folder: Path, port: int, child: subprocess.Popen[bytes]) -> None:

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import tarfile
-import time
 import zlib
 from collections.abc import Iterator
 from fcntl import LOCK_EX, flock
@@ -19,7 +18,9 @@ import pytest
 
 from dgxlab.errors import SpecError
 from dgxlab.source.cache import LOCK, PinCache, cache_path, without_secrets
+from tests.agent.test_child import wait_until
 from tests.machines import script
+from tests.ports import kept_port
 from tests.repos import LLAMA, commit, git, quiet, upstream
 
 CHILD = """
@@ -61,20 +62,17 @@ def pin(clone: Path) -> str:
 @pytest.fixture
 def daemon(clone: Path) -> Iterator[str]:
     """Serve the clone's folder over the git protocol on the loopback; gives its URL."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    probe, port = kept_port()
     argv = ["git", "daemon", "--listen=127.0.0.1", f"--port={port}", "--reuseaddr", "--export-all"]
     server = subprocess.Popen([*argv, f"--base-path={clone.parent}"], stderr=subprocess.DEVNULL, start_new_session=True)
     try:
-        until = time.monotonic() + 20
         with socket.socket() as trial:
-            while trial.connect_ex(("127.0.0.1", port)) != 0:
-                assert time.monotonic() < until
-                time.sleep(0.02)
+            wait_until(lambda: trial.connect_ex(("127.0.0.1", port)) == 0)
         yield f"git://127.0.0.1:{port}/clone"
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         server.wait()
+        probe.close()
 
 
 def content(cache: PinCache, pin: str) -> str:

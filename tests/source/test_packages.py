@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import io
-import socket
 import tarfile
 import zipfile
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from dgxlab.source import PinCache
 from dgxlab.source.packages import WHEELS, SourceError, Wheel, fetch_wheel, find_wheel, pip_cause
 from tests.conftest import PIN
 from tests.machines import script
+from tests.ports import kept_port
 from tests.repos import commit, git, quiet, upstream
 
 GITDIR = "toy_python-1.0/.git/modules/vendor/llama.cpp"
@@ -184,8 +184,7 @@ def test_huge_claim(pin: str, gitdir: Path, cache: PinCache, tmp_path: Path, mon
 def test_the_real_one(tmp_path: Path) -> None:
     """The sdist on the package index carries llama.cpp at the very pin; sources before it may fail."""
     cache = PinCache(tmp_path / "cache")
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
+    closed, port = kept_port()
     lines: list[str] = []
     try:
         cache.ensure(PIN, [f"http://127.0.0.1:{port}/llama.cpp", "pypi:llama-cpp-python==0.3.30"], lines.append)
@@ -193,6 +192,8 @@ def test_the_real_one(tmp_path: Path) -> None:
         if "package index" in error.details:
             pytest.skip(f"no package index here: {error.details}")
         raise
+    finally:
+        closed.close()
     assert cache.git.run("rev-parse", f"{PIN}^{{tree}}") == "b86f2b55024aef84c7fd09860893a35411ad58d2"
     assert len(cache.git.run("ls-tree", "-r", "--name-only", PIN).splitlines()) == 2977
     assert any(line.startswith("Downloading") for line in lines)
