@@ -34,6 +34,10 @@ GRACE_S = 10.0
 """Wait between TERM and KILL."""
 PROBE_S = 2.0
 """Timeout of a question to a server that may not be ready."""
+ANSWER_S = 30.0
+"""Timeout of a question to one that is, on a machine that may be busy."""
+DYING_S = 2.0
+"""How long a server that was killed may take to end after its connections."""
 PAUSE_S = 0.1
 COMMON_VOCAB = 20_000
 """A size of the vocabulary that every large model exceeds, for servers that do not tell it."""
@@ -82,7 +86,7 @@ def ready(server: subprocess.Popen[bytes], limit_s: float) -> int:
         ports = listening()
         for port in ports:
             with contextlib.suppress(OSError, HTTPException):
-                if _get(port, "/health")[0] == 200:
+                if _get(port, "/health", PROBE_S)[0] == 200:
                     return port
         time.sleep(PAUSE_S)
     opened = " or ".join(map(str, sorted(ports)))
@@ -110,8 +114,8 @@ def _alive(server: subprocess.Popen[bytes]) -> None:
         raise Problem(f"the server ended {f'by {signal.Signals(-code).name}' if code < 0 else f'with status {code}'}")
 
 
-def _get(port: int, path: str) -> tuple[int, bytes]:
-    connection = HTTPConnection(LOOPBACK, port, timeout=PROBE_S)
+def _get(port: int, path: str, limit_s: float = ANSWER_S) -> tuple[int, bytes]:
+    connection = HTTPConnection(LOOPBACK, port, timeout=limit_s)
     try:
         connection.request("GET", path)
         response = connection.getresponse()
@@ -284,7 +288,8 @@ def main(settings: str, *argv: str) -> None:
                     requests = [request(api.path, api.body(text, asked["tg"], about)) for text in texts]
                     waves.append(loaded(Wave((LOOPBACK, port), requests, due), asked["stall_s"], api))
                     if not all(stream.get("end") for stream in waves[-1]["streams"]):
-                        time.sleep(PAUSE_S)  # until a server that was killed can be waited for
+                        with contextlib.suppress(subprocess.TimeoutExpired):
+                            server.wait(DYING_S)
                         break
                 _print({**{name: asked[name] for name in ("pp", "tg")}, mode: load, "waves": waves})
                 _alive(server)

@@ -2,8 +2,8 @@
 
     python tests/tools/server.py HOW -m MODEL -np SLOTS -c TOKENS --host HOST --port PORT
 
-It has a thread a stream, and a step of 2 ms for each token. HOW is `well`,
-`untimed` where it does not tell its own time, `pauses` for half a second once, or one fault of FAULTS.
+It has a thread a stream, and a step of 2 ms for each token. HOW is `well`, `untimed` where it does not tell its own
+time, `thinks` for three seconds before it says what it serves, `pauses` as long once, or one fault of FAULTS.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ FAULTS = (
     *("cached", "end of text", "bunches", "slow stream", "slow tail"),
 )
 STEP_S = 0.002
+SLOW_S = 0.010, 0.014
+"""The step of most streams, and of the slow one: far more than the delays of a busy machine."""
+PAUSE_S = 3.0
 
 how, *argv = sys.argv[1:]
 options = dict(zip(argv[::2], argv[1::2], strict=True))
@@ -49,6 +52,7 @@ class Handler(BaseHTTPRequestHandler):
                 time.sleep(60)
             self.reply(503 if how == "never ready" else 200, {"status": "ok"})
         elif self.path == "/props":
+            time.sleep(PAUSE_S * (how == "thinks"))
             slots = int(options["-np"])
             props = {
                 "model_path": "other.gguf" if how == "another model" else options["-m"],
@@ -70,7 +74,7 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(500, {"error": {"message": "out of toys"}})
             return
         with pause:
-            time.sleep(0.5 * (how == "pauses" and number == 3))
+            time.sleep(PAUSE_S * (how == "pauses" and number == 3))
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
@@ -100,8 +104,7 @@ class Handler(BaseHTTPRequestHandler):
         for n in range(1, total + 1):
             if n == 5:
                 self.misbehave(number)
-            step = STEP_S * (1.3 if how == "slow stream" and number % 4 == 1 else 1)
-            time.sleep(step)
+            time.sleep(SLOW_S[number % 4 == 1] if how == "slow stream" else STEP_S)
             if n == 1:
                 first = time.monotonic()
             waiting.append(json.dumps({"content": "x", "stop": False, "tokens_predicted": n}).encode())
@@ -131,7 +134,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    assert how in ("well", "untimed", "pauses", *FAULTS)
+    assert how in ("well", "untimed", "thinks", "pauses", *FAULTS)
     if how == "dies":  # as where the port is taken
         sys.exit(3)
     ThreadingHTTPServer.request_queue_size = 1024

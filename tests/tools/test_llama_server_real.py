@@ -71,8 +71,10 @@ def test_requests_that_arrive_wait_for_a_slot(drive: Drive) -> None:
     for wave in row["waves"]:
         assert list(incomplete(wave["streams"], 16, 96)) == []
         assert [each["sent_us"] for each in wave["streams"]] == sorted(each["sent_us"] for each in wave["streams"])
-        first = [each["at_us"][0] for each in wave["streams"]]
-        assert max(first) > 2 * min(first)  # 12 requests and 4 slots
+        spans = [(each["sent_us"], each["at_us"][0], sum(each["at_us"])) for each in wave["streams"]]
+        ends = [sent + whole for sent, _, whole in spans]
+        # of 12 requests for 4 slots some get their first token only when another has got its last
+        assert any(sent < end <= sent + first for sent, first, _ in spans for end in ends)
 
 
 def test_a_prompt_cache_is_seen(drive: Drive) -> None:

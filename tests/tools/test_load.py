@@ -45,8 +45,9 @@ def problems(how: str, **changes: Any) -> str:
     return "; ".join(parse(drive(how, **changes), launch.cells).problems)
 
 
-def test_every_token_has_a_time() -> None:
-    about, *rows = map(json.loads, drive("well").splitlines())
+@pytest.mark.parametrize("how", ["well", "thinks"])
+def test_every_token_has_a_time(how: str) -> None:
+    about, *rows = map(json.loads, drive(how).splitlines())
     assert about["server"].items() >= {"model": "m.gguf", "slots": 4, "n_ctx": 256, "n_vocab": 32000}.items()
     assert [(row["pl"], len(row["waves"])) for row in rows] == [(1, 2), (4, 2)]
     for wave in (wave for row in rows for wave in row["waves"]):
@@ -80,7 +81,7 @@ def test_a_server_that_misbehaves_gives_no_number(how: str, told: str) -> None:
 
 @pytest.mark.parametrize("how", ["never ready", "hangs"])
 def test_a_server_that_is_never_ready_is_ended(how: str) -> None:
-    assert "not ready within 4 s: /health on port" in problems(how, ready_s=4.0)
+    assert "not ready within 8 s: /health on port" in problems(how, ready_s=8.0)
 
 
 def test_requests_arrive_as_a_poisson_process() -> None:
@@ -106,11 +107,9 @@ def test_a_server_that_pauses_is_not_excused() -> None:
     """Requests that are due in a pause wait for its end, and their times say so: they are sent all the same."""
     _, row = map(json.loads, drive("pauses", rate=[100.0], requests=20).splitlines())
     streams = row["waves"][0]["streams"]
-    end = streams[3]["sent_us"] + 500_000
-    late = [each for each in streams[4:] if each["sent_us"] < end - 100_000]
-    assert len(late) > 10
-    assert all(each["sent_us"] + each["at_us"][0] >= end for each in late)
-    assert statistics.median(each["behind_us"] for each in late) < 100_000
+    end = streams[3]["sent_us"] + 3_000_000  # at the earliest: it begins when a fourth request has come
+    assert all(each["sent_us"] + each["behind_us"] < end for each in streams)
+    assert sum(each["sent_us"] + each["at_us"][0] < end for each in streams) <= 3
 
 
 def test_a_client_that_is_late_adds_its_delay() -> None:
@@ -124,10 +123,10 @@ def test_a_client_that_is_late_adds_its_delay() -> None:
 
 def test_no_request_waits_for_a_server_that_takes_none() -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
-        wave = Wave(server.getsockname(), [b"x" * 9_000_000] * 5, [0, 0, 10_000_000, 20_000_000, 400_000_000])
-        wave.run(0.3)
+        wave = Wave(server.getsockname(), [b"x" * 9_000_000] * 5, [0, 0, 10_000_000, 20_000_000, 60_000_000_000])
+        wave.run(3.0)
     assert [each.stalled for each in wave.streams] == [True] * 4
-    assert max(each.behind for each in wave.streams) < 250_000_000
+    assert max(each.behind for each in wave.streams) < 3_000_000_000
 
 
 @pytest.mark.parametrize("ended", [True, False])
@@ -248,14 +247,14 @@ def test_an_answer_before_the_request_was_read_is_read() -> None:
 
 
 def test_silence_while_no_request_is_due_is_no_stall() -> None:
-    first, second, *_ = arrivals(4, 1.5, "1.5 0")
-    assert second - first > 1.2e9
-    (_, row) = map(json.loads, drive("well", rate=[1.5], requests=4, waves=1, stall_s=0.3).splitlines())
-    assert len([each for each in row["waves"][0]["streams"] if each.get("end")]) == 4
+    first, second = arrivals(2, 0.7, "0.7 0")
+    assert second - first > 3.5e9
+    (_, row) = map(json.loads, drive("well", rate=[0.7], requests=2, waves=1, stall_s=3.0).splitlines())
+    assert len([each for each in row["waves"][0]["streams"] if each.get("end")]) == 2
 
 
 def test_a_server_that_stalls_is_ended() -> None:
-    told = problems("stalls", stall_s=2.0)
+    told = problems("stalls", stall_s=4.0)
     assert "B1: stream 0 stalled after 4 tokens" in told
     assert "B4: it has no row" in told  # the server still has the first stream
 
@@ -339,14 +338,11 @@ def test_a_server_that_cannot_be_started_is_named() -> None:
 
 def test_the_server_does_not_outlive_the_client(tmp_path: Path) -> None:
     """TERM first; a server that ignores it is killed."""
-    path = str(tmp_path / "pid")
-    write = f"open({path!r}, 'w').write(str(os.getpid()))"
-    asked = "signal.signal(15, lambda *_: print('asked to end', flush=True))"
-    script = f"import os, signal, time; {asked}; {write}; time.sleep(600)"
-    settings: dict[str, Any] = {"engine": "llama-server", "ready_s": 1.0}
-    argv = [sys.executable, "-c", DRIVE, json.dumps(settings), sys.executable, "-c", script]
+    deaf = f"trap 'echo asked to end' TERM; echo $$ >{tmp_path}/pid; while :; do sleep 0.1; done"
+    settings: dict[str, Any] = {"engine": "llama-server", "ready_s": 4.0}
+    argv = [sys.executable, "-c", DRIVE, json.dumps(settings), "sh", "-c", deaf]
     ended = subprocess.run(argv, cwd=PROJECT, capture_output=True, text=True, start_new_session=True, check=True)
-    assert "not ready within 1 s: no port was opened" in ended.stdout
+    assert "not ready within 4 s: no port was opened" in ended.stdout
     assert ended.stderr == "asked to end\n"
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
