@@ -83,7 +83,7 @@ void begin(int argc, char ** argv) {
     }
     if (ms) { usleep(1000 * atoi(ms)); }
     const char * hold = getenv("TOY_HOLD");
-    for (int i = 0; hold && !access(hold, F_OK) && i < 6000; i++) { usleep(20000); }
+    for (int i = 0; hold && !access(hold, F_OK) && i < 1200; i++) { usleep(100000); }  /* two minutes at most */
 }
 void say(const char * format, ...) {  /* printf, and every whole line into the ledger */
     static char line[1 << 14];

@@ -39,6 +39,11 @@ def leave_at_a_run(event: Any) -> None:
         raise KeyboardInterrupt
 
 
+def is_measured(event: Event) -> bool:
+    """Return whether the job begins its first run: it has its device, which it need not when the run's step begins."""
+    return event["event"] == "progress" and event["id"] == "run:0" and event["done"] == 1
+
+
 def kinds(events: list[Event], kind: str) -> list[Event]:
     return [event for event in events if event["event"] == kind]
 
@@ -116,7 +121,7 @@ class ToyLab:
 
     def wait_for(self, job_id: str, text: str) -> None:
         journal = self.root / "jobs" / job_id / "journal.jsonl"
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while text not in (journal.read_text() if journal.exists() else ""):
             assert time.monotonic() < deadline
             time.sleep(0.02)

@@ -16,7 +16,7 @@ from dgxlab.model import EngagedGate, Experiment, HostEntry
 from dgxlab.transport.host import Host
 from dgxlab.transport.local import LocalTransport
 from tests import toy
-from tests.lab.conftest import Event, ToyLab, kinds
+from tests.lab.conftest import Event, ToyLab, is_measured, kinds
 from tests.machines import script
 
 SMI = """#!/bin/sh
@@ -107,20 +107,20 @@ def order(events: list[Event]) -> list[str]:
 
 
 def test_every_gpu_is_locked_for_measuring_alone(lab: ToyLab, gpus: Gpus) -> None:
-    seen: dict[str, set[int]] = {}
-    quick_then_slow = (toy.backend_ops(), toy.llama_bench(n_prompt=(16,), n_gen=(0,), env={"TOY": "slow"}))
+    seen: list[set[int]] = []
 
     def react(event: Event) -> None:
-        if event["event"] in ("build", "run"):
-            seen.setdefault(event["event"], gpus.locks())
+        if event["event"] == "run":
+            seen.append(gpus.locks())
+            lab.release()
 
     held = [gpus.lock(0), gpus.lock(1)]
     _, events = lab.fail(HostBusy, cuda(lab), wait_s=0)
     assert order(events) == ["build"]
     for lock in held:
         lock.release()
-    _, events = lab.run_well(cuda(lab, bench=quick_then_slow), react=react)
-    assert seen["run"] == {0, 1}
+    _, events = lab.run_well(cuda(lab, bench=lab.slow().bench), react=react)
+    assert seen[0] == {0, 1}
     assert order(events) == ["build", "held", "held", "gate", "run", "run", "released", "released"]
     assert [event["path"].rpartition("dgxlab-")[2] for event in locks(events, "held")] == list(gpus.uuids)
     assert gpus.locks() == set()
@@ -200,18 +200,18 @@ def test_disturbed_run_is_discarded_and_repeated(lab: ToyLab, gpus: Gpus) -> Non
     disturbed: list[Event] = []
 
     def react(event: Event) -> None:
-        if event["event"] == "progress" and event["id"] == "run:0" and not disturbed:
+        if is_measured(event) and not disturbed:
             gpus.occupy(pid)
+            lab.release()
         if event["event"] == "run":
             disturbed.append(event)
             gpus.occupy()
 
-    entry = toy.llama_bench(n_prompt=(16,), n_gen=(0,), env={"TOY": "slow"})
-    _, events = lab.run_well(cuda(lab, bench=(entry,)), react=react)
+    _, events = lab.run_well(cuda(lab, bench=lab.slow().bench[1:]), react=react)
     ran = kinds(events, "run")
     assert [event["status"] for event in ran] == ["discarded", "valid"]
     assert f": pid {pid} (other of " in ran[0]["reason"]
-    assert set(lab.values()) == {"pp16"}
+    assert set(lab.values()) == {"pp16", "pp32"}
     recorded = lab.lab.store.rows("SELECT status, reason FROM runs ORDER BY position")
     assert [(row["status"], row["reason"]) for row in recorded] == [(e["status"], e["reason"]) for e in ran]
 

@@ -3,7 +3,8 @@
 import json
 import os
 import re
-import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from dgxlab.errors import RemoteError
 from dgxlab.model import EngagedGate
 from dgxlab.report import collect, page, query
 from tests import toy
+from tests.agent.test_child import wait_gone
 from tests.lab.conftest import ToyLab, kinds
 from tests.lab.test_chain import hold
 
@@ -60,24 +62,20 @@ def test_no_server_outlives_its_job(toy_lab: ToyLab, locks: Path, how: str) -> N
     entry = toy.serve(env={"TOY": "stalls"}, streams=(1,))
     plan = toy_lab.submit(toy_lab.experiment(gates=(), bench=(entry,)))
     toy_lab.wait_for(plan.job_id, '"run:0"')
-    server = Path(f"/proc/{wait_for_server(toy_lab.root / 'jobs' / plan.job_id)}")
-    assert locks in [fd.readlink().parent for fd in (server / "fd").iterdir()]
+    server = wait_for_server(toy_lab.root / "jobs" / plan.job_id)
+    assert locks in [Path(file).parent for file in open_files(server)]
     if how == "cancelled":
         toy_lab.host.cancel(plan.job_id)
     else:
         toy_lab.kill(plan.job_id)
     toy_lab.wait_end(plan.job_id)
-    deadline = time.monotonic() + 10  # the kernel kills it in its own time
-    while alive(server):
-        assert time.monotonic() < deadline
+    wait_gone(server)
 
 
-def alive(process: Path) -> bool:
-    """Return whether a process runs, given its folder in /proc; a zombie does not."""
-    try:
-        return "\nState:\tZ" not in (process / "status").read_text()
-    except OSError:
-        return False
+def open_files(pid: int) -> Iterator[str]:
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # of a module that it has read
+            yield os.readlink(fd)
 
 
 def wait_for_server(job: Path) -> int:

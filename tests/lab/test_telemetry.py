@@ -16,8 +16,8 @@ from dgxlab.model import Experiment
 from dgxlab.model.events import read
 from dgxlab.report import collect, render
 from tests import machines, toy
-from tests.agent.test_child import wait_gone
-from tests.lab.conftest import ToyLab
+from tests.agent.test_child import wait_gone, wait_until
+from tests.lab.conftest import ToyLab, is_measured
 
 BUSY = "71, 1980, 3201, 472.33, 99, P0, 580.159.04, 0x0000000000000000, 0, 0, 0, 0"
 CAPPED = "71, 1755, 3201, 699.50, 99, P0, 580.159.04, 0x0000000000000004, CALLS000, 0, 0, 0"
@@ -53,8 +53,25 @@ def telemetry(lab: ToyLab) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def flags(lab: ToyLab) -> dict[tuple[str, str], tuple[bool, str]]:
-    rows = lab.lab.store.rows("SELECT * FROM flags WHERE kind NOT IN ('run_queue', 'others_cpu', 'steal', 'psi')")
+    """Return the flags by device and kind, but for those of a busy machine, which also delays the host's sampler."""
+    busy = "'run_queue', 'others_cpu', 'steal', 'psi'"
+    rows = lab.lab.store.rows(
+        f"SELECT * FROM flags WHERE kind NOT IN ({busy}) AND (device, kind) <> ('host', 'no_telemetry')"  # noqa: S608
+    )
     return {(row["device"], row["kind"]): (bool(row["hard"]), row["reason"]) for row in rows}
+
+
+def release_when_sampled(lab: ToyLab) -> Callable[[dict[str, Any]], None]:
+    """Let a held run end when all its samplers have printed eight lines."""
+
+    def react(event: dict[str, Any]) -> None:
+        if is_measured(event):
+            files = max((lab.root / "jobs").iterdir()).glob("raw/telemetry-*")
+            enough = {file: file.read_text().count("\n") + 8 for file in files}
+            wait_until(lambda: all(file.read_text().count("\n") >= lines for file, lines in enough.items()))
+            lab.release()
+
+    return react
 
 
 def run_event(events: list[dict[str, Any]]) -> dict[str, Any]:
@@ -65,7 +82,10 @@ def run_event(events: list[dict[str, Any]]) -> dict[str, Any]:
 def test_a_run_and_its_gpu(toy_lab: ToyLab, watch: Callable[..., Path], uuids: list[str]) -> None:
     mine = uuids[1]
     watch(dict.fromkeys(uuids, "NVIDIA H200"), BUSY, watched=[mine])
-    outcome, events = toy_lab.run_well(slow(toy_lab, gates=(), env={"CUDA_VISIBLE_DEVICES": "1"}))
+    toy_lab.hold.touch()
+    env = {"CUDA_VISIBLE_DEVICES": "1", "TOY": "held", "TOY_HOLD": str(toy_lab.hold)}
+    held = slow(toy_lab, gates=(), env=env)
+    outcome, events = toy_lab.run_well(held, react=release_when_sampled(toy_lab))
     seen = telemetry(toy_lab)
     assert {device for device, _ in seen} == {mine, "host"}
     clock = seen[mine, "clocks.sm"]

@@ -29,7 +29,7 @@ PAUSE_S = 3.0
 
 how, *argv = sys.argv[1:]
 options = dict(zip(argv[::2], argv[1::2], strict=True))
-numbers = count()
+numbers, passed = count(), count()
 pause = threading.Lock()
 
 
@@ -73,8 +73,8 @@ class Handler(BaseHTTPRequestHandler):
         if how == "500" and number == 3:
             self.reply(500, {"error": {"message": "out of toys"}})
             return
-        with pause:
-            time.sleep(PAUSE_S * (how == "pauses" and number == 3))
+        with pause:  # the fourth to come here: a thread may overtake another that has a lower number
+            time.sleep(PAUSE_S * (how == "pauses" and next(passed) == 3))
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
