@@ -63,7 +63,7 @@ def test_no_server_outlives_its_job(toy_lab: ToyLab, locks: Path, how: str) -> N
     plan = toy_lab.submit(toy_lab.experiment(gates=(), bench=(entry,)))
     toy_lab.wait_for(plan.job_id, '"run:0"')
     server = wait_for_server(toy_lab.root / "jobs" / plan.job_id)
-    assert locks in [Path(file).parent for file in open_files(server)]
+    assert locks in [file.parent for file in open_files(server)]
     if how == "cancelled":
         toy_lab.host.cancel(plan.job_id)
     else:
@@ -72,10 +72,10 @@ def test_no_server_outlives_its_job(toy_lab: ToyLab, locks: Path, how: str) -> N
     wait_gone(server)
 
 
-def open_files(pid: int) -> Iterator[str]:
+def open_files(pid: int) -> Iterator[Path]:
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):  # of a module that it has read
-            yield os.readlink(fd)
+            yield fd.readlink()
 
 
 def wait_for_server(job: Path) -> int:
