@@ -43,6 +43,8 @@ def figure(tables: Sequence[Table]) -> Figure:
             axes.set_title(title, weight="bold", pad=5.0)
             axes.set_xlabel(units.metric(metric).unit)
             axes.set_ylabel(f"{throughput.label} ({throughput.unit})")
+            axes.update_datalim([(0.0, 0.0)])  # so that margins are shares of the whole axes, however alike the points
+            axes.autoscale_view()
             axes.set_xlim(left=0.0)
             axes.set_ylim(bottom=0.0)
         settings = [f"{name} {value}" for table in tables for name, value in table.settings.items()]
