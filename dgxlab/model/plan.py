@@ -183,11 +183,12 @@ FILES = "files"
 
 
 def program_of(argv: Sequence[str]) -> str:
-    """Return the first word of an argv that is a program of the build (`{bin}/...`), else the first word.
+    """Return the first word of an argv that is a program of the build (`{bin}/...`), else the first after a driver.
 
     Another program, such as a tracer, may come before it.
     """
-    return next((word for word in argv if word.startswith("{bin}/")), argv[0])
+    words = argv[5:] if argv[:3] == ("{python}", "{agent}", "drive") else argv
+    return next((word for word in words if word.startswith("{bin}/")), words[0])
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ def unfair(streams: Sequence[Mapping[str, Any]], *, at_once: bool = True) -> Ite
         yield from _slow(steady(streams))
     behind = percentile([each.get("behind_us", 0) for each in streams], 95)
     if behind > BEHIND * median([each["at_us"][0] for each in streams]):
-        yield f"the client sent requests up to {behind / 1e3:.3g} ms after they were due (p95)"
+        yield f"the client sent requests {behind / 1e3:.3g} ms late (p95): too much of the time to the first token"
     if abs(share := off(streams) or 0.0) > AGREES:
         yield f"the speed by the client's clock is {100 * share:+.1f} % off the speed that the server reports"
 
@@ -159,6 +159,9 @@ def parse(stdout: str, cells: Sequence[Cell]) -> Parsed:
     rows = [row for row in lines if row is not None]
     about: Columns = next((row["server"] for row in rows if "server" in row), {})
     problems += [str(row["problem"]) for row in rows if "problem" in row]
+    if problems:  # they say why the rows of other cells are missing
+        printed = {row.get("pl", row.get("rate")) for row in rows}
+        cells = [cell for cell in cells if cell.params.get("pl", cell.params.get("rate")) in printed]
 
     def read(cell: Cell, row: Columns) -> CellResult:
         try:

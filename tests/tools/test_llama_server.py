@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dgxlab.errors import SpecError
+from dgxlab.model import program_of
 from dgxlab.tools.llama_server import ServeBench, metrics, off, parse, percentile, unfair
 from tests.conftest import GOLDEN
 from tests.tools.streams import ABOUT, STEP_US, output, stream
@@ -141,7 +142,7 @@ def test_times_of_requests_that_arrive() -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda each: each.update(behind_us=700), "the client sent requests up to 0.7 ms after they were due (p95)"),
+        (lambda each: each.update(behind_us=700), "the client sent requests 0.7 ms late (p95)"),
         (lambda each: each.update(status=500), "stream 0: HTTP 500"),
         (lambda each: each["end"].update(ms=150.0), "% off the speed that the server reports"),
     ],
@@ -253,12 +254,12 @@ def test_a_context_of_just_the_tokens_is_enough() -> None:
     assert parse(output((1, 4), 16, 100, 3, about=about), cells()).problems == ()
 
 
-def test_what_ended_the_output_is_told_first() -> None:
+def test_what_ended_the_output_is_told_alone() -> None:
     text = "\n".join(
         [*output((1, 4), 16, 100, 3).split("\n")[:-1], json.dumps({"problem": "the server ended by SIGKILL"})]
     )
     parsed = parse(text, cells())
-    assert parsed.problems == ("the server ended by SIGKILL", "pp16 tg100 B4: it has no row")
+    assert parsed.problems == ("the server ended by SIGKILL",)
     assert len(parsed.results) == 1
 
 
@@ -271,6 +272,7 @@ def test_one_server_has_room_for_all_streams() -> None:
     (launch,) = BENCH.launches({}, lambda model, cell: cell.params["pl"] == 4)
     python, agent, drive, program, settings, *argv = launch.argv
     assert (python, agent, drive, program) == ("{python}", "{agent}", "drive", "llama-server")
+    assert program_of(launch.argv) == "{bin}/llama-server"
     asked = {"engine": "llama-server", "pl": [4], "pp": 16, "tg": 100, "waves": 3, "ready_s": 300.0, "stall_s": 60.0}
     assert json.loads(settings) == asked
     assert argv[:3] == ["{bin}/llama-server", "-m", "{model:m}"]
@@ -293,6 +295,7 @@ def test_vllm_is_started_by_its_own_command() -> None:
     own = ("--no-enable-prefix-caching", "--enable-prompt-tokens-details", "--host", "127.0.0.1", "--port", "0")
     assert launch.argv[5:] == ("vllm", "serve", "/m/x", *own)
     assert json.loads(launch.argv[4])["engine"] == "vllm"
+    assert program_of(launch.argv) == "vllm"
     (cell,) = launch.cells
     assert cell.key not in {other.key for other in cells()}
 

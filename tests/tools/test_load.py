@@ -256,7 +256,7 @@ def test_silence_while_no_request_is_due_is_no_stall() -> None:
 def test_a_server_that_stalls_is_ended() -> None:
     told = problems("stalls", stall_s=4.0)
     assert "B1: stream 0 stalled after 4 tokens" in told
-    assert "B4: it has no row" in told  # the server still has the first stream
+    assert "B4" not in told  # the server still has the first stream
 
 
 def test_the_openai_api_gives_the_same_times() -> None:
