@@ -100,12 +100,6 @@ class Style:
             decimals = min(12, -math.floor(math.log10(shown)))
         return "0" if shown == 0 else f"{shown:.{decimals}f}"
 
-    def quantity(self, value: float | None, spread: float | None = None) -> str:
-        """Format a value and its spread, `718.2 ± 1.5`; without a spread, the value alone."""
-        if value is None or spread is None:
-            return self.value(value)
-        return f"{self.value(value)} ± {self.spread(spread)}"
-
 
 def style(metric: Metric, values: Iterable[float | None]) -> Style:
     """Choose the unit and the number of decimals of a table column from its values, in the stored unit.
@@ -137,6 +131,15 @@ _CONDITIONS = {
 }
 
 
+def ranges(seen: Iterable[tuple[str, float]]) -> dict[str, tuple[float, float]]:
+    """Return the lowest and the highest value of each quantity, which may be seen often, as on several GPUs."""
+    ends: dict[str, tuple[float, float]] = {}
+    for name, value in seen:
+        low, high = ends.get(name, (value, value))
+        ends[name] = (min(low, value), max(high, value))
+    return ends
+
+
 def conditions(ranges: Mapping[str, Sequence[float]]) -> str:
     """Format the state of the device in some runs, as `SM 1965 to 1980 MHz, 55 to 61 °C`.
 
@@ -162,6 +165,17 @@ def share(text: str) -> float:
 def percent(share: float) -> str:
     """Format a share: 0.013 is `1.3 %`, 3.456 is `346 %`."""
     return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.0f} %"
+
+
+def change(share: float) -> str:
+    """Format a change in percent with its sign: `+59.19`, `-0.40`, but never `+0.00`."""
+    shown = f"{100 * share:+.2f}"
+    return "0.00" if shown in ("+0.00", "-0.00") else shown
+
+
+def interval(bounds: Iterable[float]) -> str:
+    """Format an interval of changes in percent: `+1.20 to +2.31`."""
+    return " to ".join(map(change, bounds))
 
 
 # -- durations and sizes ----------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 from dgxlab import chains
@@ -28,7 +28,7 @@ from dgxlab.stats import (
     median,
     sigma_bound,
 )
-from dgxlab.units import duration, percent
+from dgxlab.units import duration, percent, ranges
 
 _WAITED_S = 5.0
 """After a longer wait the device has cooled: the next run does not count as a neighbour of the last."""
@@ -47,8 +47,6 @@ LOOK_S = 1.0
 KNOWN_S = 5.0
 """A temperature that is unknown for longer counts as not available."""
 
-_Ranges = dict[str, tuple[float, float]]
-
 
 class ChainRunner:
     """Runs one chain step of a plan."""
@@ -60,7 +58,7 @@ class ChainRunner:
         self._runs: list[chains.ChainRun] = []
         """All runs in order, repeated ones too."""
         self._at = (BURN_IN, 1)
-        self._around: _Ranges = {}
+        self._around: dict[str, tuple[float, float]] = {}
         self._failed: RunEvent | None = None
         self._cooling = _Cooling(bench.telemetry.temperature, self._tell_cooling) if step.thermal == "cold" else None
         self._took: list[float] = []
@@ -201,7 +199,7 @@ class ChainRunner:
         values = {(result.cell, m.metric): median(m.samples) for result in results for m in result.measurements}
         idle = any(says_not_engaged(str(reason)) for reason in run.reasons[:1])
         self._runs.append(chains.ChainRun(role, cycle, values, wrong, run.seconds, idle, run.reason))
-        self._around = _ranges((row.name, row.median) for row in run.telemetry)
+        self._around = ranges((row.name, row.median) for row in run.telemetry)
         if run.status != "valid" and attempt.again != "disturbed" and role != BURN_IN and not again:
             self._failed = run
         if not again and self._unsettled():
@@ -236,7 +234,7 @@ class ChainRunner:
 
     def _tell_cooling(self, note: str) -> None:
         now = self._bench.telemetry.now()
-        self._around = _ranges(pair for values in now.values() for pair in values.items())
+        self._around = ranges(pair for values in now.values() for pair in values.items())
         self._tell("cooling", note)
 
     def _last_flaw(self) -> str:
@@ -294,15 +292,6 @@ class ChainRunner:
 
     def _burn_in_values(self) -> list[list[float | None]]:
         return chains.burn_in_values(self._step, self._runs)
-
-
-def _ranges(seen: Iterable[tuple[str, float]]) -> _Ranges:
-    """Return the lowest and the highest of each quantity, over the devices."""
-    ranges: _Ranges = {}
-    for name, value in seen:
-        low, high = ranges.get(name, (value, value))
-        ranges[name] = (min(low, value), max(high, value))
-    return ranges
 
 
 # -- `thermal: cold`: a run begins when the device is nearly as cool as it gets by itself ------------------------------

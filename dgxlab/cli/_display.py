@@ -14,7 +14,7 @@ from dgxlab.cli._out import Out
 from dgxlab.errors import one_line
 from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, CHANGED, ParityGate, about, events
 from dgxlab.stats import median
-from dgxlab.units import conditions, duration, metric, size, style
+from dgxlab.units import conditions, duration, metric, ranges, size, style
 
 
 class Lines:
@@ -79,11 +79,8 @@ def _run(event: events.RunEvent) -> list[str]:
             shown_as = style(quantity, [value])
             values.append(f"{quantity.label} {shown_as.value(value)} {shown_as.unit}".lstrip())
         below.append(f"  {event.cells[result.cell].label}: {', '.join(values)}")
-    ranges: dict[str, tuple[float, float]] = {}
-    for seen in event.telemetry:  # of one GPU, or of several
-        low, high = ranges.get(seen.name, (seen.median, seen.median))
-        ranges[seen.name] = (min(low, seen.median), max(high, seen.median))
-    around = ", ".join(filter(None, (duration(event.seconds), conditions(ranges))))
+    state = conditions(ranges((seen.name, seen.median) for seen in event.telemetry))
+    around = ", ".join(filter(None, (duration(event.seconds), state)))
     return [f"{event.id} {event.tool} ({around})", *below]
 
 

@@ -16,7 +16,7 @@ from dgxlab.cli._out import Format, Out, table
 from dgxlab.cli.run import JobOptions, seconds
 from dgxlab.errors import BuildFailed, CheckFailed, GateFailed
 from dgxlab.project import root
-from dgxlab.units import duration
+from dgxlab.units import change, duration
 
 app = App("The tries of loops: hypotheses, diffs, decisions.")
 _EXIT = {"promoted": 0, "build": BuildFailed.exit_code, "gate": GateFailed.exit_code}
@@ -128,7 +128,10 @@ def show(number: _TryArgument, of: _OfOption = "", *, workspace: Workspace, out:
     names = ("try_id", "because", "ended", "why", "p", "level", "tree", "parent")
     facts = [f"{name:<8} {told[name]}" for name in names if told[name] is not None]
     facts.append(f"{'lines':<8} {told['lines']}, over {_OVER[told['diff_over']].format(**told)}")
-    cells = [f"{cell['cell']} {cell['metric']}: {cell['verdict']}{_percent(cell['effect'])}" for cell in told["cells"]]
+    cells = []
+    for cell in told["cells"]:
+        effect = "" if cell["effect"] is None else f" {change(cell['effect'])} %"
+        cells.append(f"{cell['cell']} {cell['metric']}: {cell['verdict']}{effect}")
     out.result({**told, "diff": diff}, "\n".join([*facts, *cells, "", diff]))
 
 
@@ -155,10 +158,6 @@ def export(
         row = tries.find(tries.ledger(lab.store, of), number)
         patches = loop.export(lab, workspace.project or root(), name, row)
     out.result({"series": name, "patches": patches}, "\n".join(f"patches/{name}/{patch}" for patch in patches))
-
-
-def _percent(effect: float | None) -> str:
-    return "" if effect is None else f" {100 * effect:+.2f} %"
 
 
 def line(told: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from dgxlab.cli._out import Out, plural, table
 from dgxlab.cli.run import JobOptions
 from dgxlab.errors import ConditionsError, UsageError, command
 from dgxlab.project import or_init
+from dgxlab.units import change, interval
 
 if TYPE_CHECKING:
     from dgxlab.lab import Lab
@@ -197,5 +198,5 @@ def _lab(options: JobOptions, workspace: Workspace, spec: Experiment) -> Abstrac
 def _effect(verdict: Verdict) -> str:
     if verdict.effect is None:
         return "".join(f": {reason}" for reason in verdict.reasons[:1])
-    ends = f" ({100 * verdict.ci[0]:+.2f} to {100 * verdict.ci[1]:+.2f})" if verdict.ci else ""
-    return f" {100 * verdict.effect:+.2f} %{ends}"
+    ends = f" ({interval(verdict.ci)})" if verdict.ci else ""
+    return f" {change(verdict.effect)} %{ends}"

@@ -14,6 +14,7 @@ from typer import Argument, Option
 from dgxlab.cli._app import FailOnOption
 from dgxlab.cli._out import Out, plural
 from dgxlab.errors import CheckFailed, UsageError, command
+from dgxlab.units import change, interval
 
 if TYPE_CHECKING:
     from dgxlab.stats import Chain, Verdict
@@ -146,15 +147,12 @@ def _row(line: Line, result: Verdict) -> dict[str, Any]:
 
 
 def _sentence(line: Line, result: Verdict) -> str:
-    def interval(bounds: tuple[float, float]) -> str:
-        return " to ".join(f"{100 * bound:+.2f}" for bound in bounds) + " %"
-
     parts = [f"{line.name}: {'screen: ' * result.screen}{result.verdict}"]
     if result.effect is not None:
-        parts.append(f"{100 * result.effect:+.2f} %")
+        parts.append(f"{change(result.effect)} %")
     if result.ci is not None and result.mde is not None:
-        parts[-1] += f" ({100 * result.confidence:.4g} %: {interval(result.ci)})"
+        parts[-1] += f" ({100 * result.confidence:.4g} %: {interval(result.ci)} %)"
         if result.verdict == "same" and result.same_ci:
-            parts[-1] += f", equivalence interval {interval(result.same_ci)}"
+            parts[-1] += f", equivalence interval {interval(result.same_ci)} %"
         parts.append(f"{result.valid_cycles} of {plural(result.cycles, 'cycle')}, MDE {100 * result.mde:.2f} %")
     return f"{', '.join(parts)}; {'; '.join(result.reasons)}"

@@ -16,7 +16,7 @@ from typer import Option
 from dgxlab.cli._app import Workspace
 from dgxlab.cli._out import Out, plural
 from dgxlab.cli.run import JobOptions, SpecArgument
-from dgxlab.units import duration
+from dgxlab.units import change, duration
 
 if TYPE_CHECKING:
     from dgxlab.lab.watching import Round
@@ -65,7 +65,7 @@ def _line(done: Round) -> str:
     """Return one round of `watch` as a line."""
     words = [f"{number} {how}" for how, number in Counter(f"gates {how}" for how in done.gates).items()]
     for row in done.verdicts:
-        effect = "" if row["effect"] is None else f" {100 * row['effect']:+.2f} %"
+        effect = "" if row["effect"] is None else f" {change(row['effect'])} %"
         words.append(f"{row['label']} {row['verdict']}{effect}")
     text = done.error or ", ".join(words)
     return f"{time.strftime('%H:%M:%S')} {done.name[-8:]} {text} ({duration(done.seconds)})"

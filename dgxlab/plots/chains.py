@@ -162,8 +162,8 @@ def _verdict(axes: Axes, cell: str, metric: str, judged: Judged | None, prefix: 
         verdict = judged.verdict
         words = prefix + verdict.verdict
         if verdict.effect is not None:
-            bounds = " to ".join(f"{100 * bound:+.2f}" for bound in verdict.interval or ())
-            words += f" {100 * verdict.effect:+.2f} %" + (f" ({bounds})" if bounds else "")
+            words += f" {units.change(verdict.effect)} %"
+            words += f" ({units.interval(verdict.interval)})" if verdict.interval else ""
         elif verdict.reasons:
             words += f": {verdict.reasons[0]}"
     room = TITLES - min(len(name), LABEL)

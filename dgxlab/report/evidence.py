@@ -96,8 +96,7 @@ def conditions_of(store: Store, runs: Iterable[str]) -> Conditions:
 
 def range_of(ranges: Iterable[Conditions]) -> dict[str, tuple[float, float]]:
     """Return the lowest and highest value of each quantity over several ranges."""
-    ends = grouped((name, end) for each in ranges for name, both in each.items() for end in both)
-    return {name: (min(of_name), max(of_name)) for name, of_name in ends.items()}
+    return units.ranges((name, end) for each in ranges for name, both in each.items() for end in both)
 
 
 def by_kind(flags: Iterable[Row]) -> Iterator[tuple[list[Row], str]]:

@@ -16,7 +16,7 @@ from dgxlab.report.evidence import Evidence, find_evidence
 from dgxlab.report.records import Column, Number, Page, Row, Table, grouped
 from dgxlab.report.session import WORDS, ChainSession
 from dgxlab.report.tables import env_text, leading, varying_of
-from dgxlab.report.verdicts import Comparison, comparisons, interval_text, percent
+from dgxlab.report.verdicts import Comparison, comparisons
 from dgxlab.stats import Pooled, Verdict
 from dgxlab.store import UNCOUNTED
 from dgxlab.tools import BENCHES
@@ -208,7 +208,7 @@ def _spread_row(name: str, of_device: Mapping[str, Number]) -> Row:
         "median": Number(first.metric, first.unit, len(values), median=stats.median(values), of="values"),
         "lowest": Number(first.metric, first.unit, None, value=min(values)),
         "highest": Number(first.metric, first.unit, None, value=max(values)),
-        "spread": None if apart is None else percent(apart),
+        "spread": None if apart is None else f"{100 * apart:.2f}",
         "out": ", ".join(hosts[i] for i in stats.outliers(values)) or None,
     }
 
@@ -236,9 +236,9 @@ def _pooled_row(name: str, of_device: Mapping[str, Verdict], pooled: Pooled) -> 
         "cell": name,
         "devices": pooled.devices,
         "verdict": pooled.verdict,
-        "effect": None if pooled.effect is None else percent(pooled.effect, "+"),
-        "interval": interval_text(pooled.ci) if pooled.ci else None,
-        "between": None if pooled.between is None else percent(pooled.between),
+        "effect": None if pooled.effect is None else units.change(pooled.effect),
+        "interval": units.interval(pooled.ci) if pooled.ci else None,
+        "between": None if pooled.between is None else f"{100 * pooled.between:.2f}",
         "out": ", ".join(hosts[i] for i in stats.outliers(effects)) or None,
     }
 
@@ -268,4 +268,4 @@ def _session_tables(
 def _effect(verdict: Verdict | None) -> str | None:
     if verdict is None or verdict.effect is None:
         return None
-    return f"{percent(verdict.effect, '+')} {verdict.verdict}"
+    return f"{units.change(verdict.effect)} {verdict.verdict}"

@@ -65,7 +65,7 @@ def _because(verdicts: Sequence[Verdict]) -> Iterator[str]:
     groups = grouped((verdict.verdict, verdict) for verdict in verdicts)
     for word in sorted(groups, key=VERDICTS.index):
         gains = sorted(speedup(each.effect, each.better) for each in groups[word] if each.effect is not None)
-        ends = dict.fromkeys(f"{100 * gain:+.2f}" for gain in gains[:1] + gains[-1:])
+        ends = dict.fromkeys(units.change(gain) for gain in gains[:1] + gains[-1:])
         around = f" ({' to '.join(ends)} % in speed)" if ends else ""
         first = next((reason for each in groups[word] for reason in judgement.reasons(each)), "")
         reasons = (reason for each in groups[word] for reason in each.reasons)

@@ -125,18 +125,7 @@ def summary(kind: str, whole: str, words: Sequence[str]) -> str:
 
 def _ends(shares: Sequence[float]) -> str:
     """Return the first and last of sorted shares in percent; only one if both look the same."""
-    return " to ".join(dict.fromkeys(percent(share) for share in (*shares[:1], *shares[-1:])))
-
-
-def percent(share: float, sign: str = "") -> str:
-    """Return a share in percent: `0.59`; with `sign` "+" also `+59.19`, but never `+0.00`."""
-    shown = f"{100 * share:{sign}.2f}"
-    return "0.00" if shown in ("+0.00", "-0.00") else shown
-
-
-def interval_text(interval: tuple[float, float]) -> str:
-    """Return an interval of shares in percent: `+1.20 to +2.31`."""
-    return " to ".join(percent(bound, "+") for bound in interval)
+    return " to ".join(dict.fromkeys(f"{100 * share:.2f}" for share in (*shares[:1], *shares[-1:])))
 
 
 def _in_percent(verdict: Verdict) -> dict[str, Value]:
@@ -172,9 +161,11 @@ def _pair_table(own: int, pair: _Pair) -> Table:
         for number, (_, of_session) in enumerate(pair, 1):
             if key in of_session:
                 verdict = of_session[key].verdict
-                words = ["" if verdict.effect is None else percent(verdict.effect, "+")]
+                words = ["" if verdict.effect is None else units.change(verdict.effect)]
                 words += (
-                    [f"({interval_text(verdict.interval)})", verdict.verdict] if verdict.interval else [verdict.verdict]
+                    [f"({units.interval(verdict.interval)})", verdict.verdict]
+                    if verdict.interval
+                    else [verdict.verdict]
                 )
                 rows[-1][f"effect.{number}"] = " ".join(filter(None, words))
                 rows[-1] |= {f"{name}.{number}": value for name, value in _in_percent(verdict).items()}
@@ -299,13 +290,13 @@ def _values(kind: str, row: Comparison, medians: Medians) -> dict[str, Value]:
         "label": metric.label,
         "baseline": mean(BASELINE, row.ask),
         "candidate": mean(CANDIDATE, row.candidate_ask),
-        "effect": None if verdict.effect is None else percent(verdict.effect, "+"),
-        "interval": verdict.ci and interval_text(verdict.ci),
-        "same": interval_text(verdict.same_ci) if verdict.same_ci and not decided else None,
+        "effect": None if verdict.effect is None else units.change(verdict.effect),
+        "interval": verdict.ci and units.interval(verdict.ci),
+        "same": units.interval(verdict.same_ci) if verdict.same_ci and not decided else None,
         "confidence": f"{100 * verdict.confidence:.2f} %" if verdict.ci else None,
-        "mde": None if verdict.mde is None else percent(verdict.mde),
+        "mde": None if verdict.mde is None else f"{100 * verdict.mde:.2f}",
         "cycles": f"{verdict.valid_cycles} of {verdict.cycles}",
-        "noise_floor": None if floor is None else percent(floor),
+        "noise_floor": None if floor is None else f"{100 * floor:.2f}",
         "verdict": PREFIX[kind] + verdict.verdict,
         "promoted": judged.promoted,
         "valid_cycles": verdict.valid_cycles,
