@@ -146,7 +146,7 @@ def recorded(store: Store, cache: PinCache, request: Request, watch: Watch) -> R
         path: {"model_id": row["model_id"], "path": row["path"], "size": 0, "digest": row["model_id"]}
         for path in {path for each in experiment.models.values() for path in model.files_of(each)}
         for row in files
-        if row["path"] == path or (path.startswith("~/") and row["path"].endswith(path[1:]))
+        if model.is_at(path, row["path"])
     }
     probe = Probe(model.from_json(model.Facts, json.loads(rows[0]["facts"])), (), known, {}, ())  # type: ignore[arg-type]
     todo = _left_to_do(store, request, sides[0], probe, again=False)

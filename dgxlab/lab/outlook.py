@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,6 @@ from dgxlab.model import (
     BuildStep,
     ChainStep,
     Experiment,
-    FileModel,
     GateStep,
     ModelStep,
     NoiseFloor,
@@ -24,9 +22,8 @@ from dgxlab.model import (
     Source,
     Step,
     canonical,
-    files_of,
     gpu_backends,
-    model_id,
+    model_read,
 )
 from dgxlab.store import Store, gate_digest
 
@@ -131,27 +128,23 @@ def _expected(label: str, chain: ChainStep, floor: NoiseFloor, effect: float, se
 
 
 def _model(store: Store, experiment: Experiment, name: str, device: str) -> str:
-    """Return a model's id, "" for no model; for a file, the one last seen on the host."""
-    if not name:
-        return ""
-    model = experiment.models[name]
-    if not files_of(model):
-        return model_id(model)
-    path, recipe = (model.path, None) if isinstance(model, FileModel) else (None, canonical(model))
+    """Return a model's id, "" for no model; for a file, the one last seen on the device's hosts."""
     rows = store.rows(
-        """SELECT model_id FROM inputs JOIN jobs USING (job_id)
-           WHERE job_id IN (SELECT job_id FROM arms WHERE device_id = ?) AND inputs.name = ? AND (recipe = ?4
-           OR path = ?3 OR substr(?3, 1, 2) = '~/' AND substr(path, -length(substr(?3, 2))) = substr(?3, 2))
-           ORDER BY intent_at DESC LIMIT 1""",
-        (device, name, path, recipe),
+        """SELECT model_id, path, recipe FROM inputs JOIN jobs USING (job_id)
+           WHERE job_id IN (SELECT job_id FROM arms WHERE device_id = ?) AND inputs.name = ? ORDER BY intent_at""",
+        (device, name),
     )
-    return str(rows[0]["model_id"]) if rows else "unknown"
+    return model_read(experiment.models[name], rows) if name else ""
 
 
 def least_s(store: Store, job: Plan, device: str) -> float:
-    """Return a duration that a job will not fall below, from earlier runs of its parts; parts that never ran take 0."""
-    cycles = max((chain.cycles or stats.fewest_cycles(chain.claims) for chain in job.chains), default=0)
-    return _seconds(store, job, device, cycles, unknown=0.0) or 0.0
+    """Return a duration that a job will not fall below, from earlier runs of its parts; parts that never ran take 0.
+
+    So do builds and models, which may be there already. The blocks of a chain take time in any case.
+    """
+    chains = [_chain_s(chain, _fewest(chain), _run_s(store, chain.baseline, device) or 0.0) for chain in job.chains]
+    others = [_step_s(store, job, step, device) for step in job.steps if isinstance(step, GateStep | RunStep)]
+    return sum(filter(None, (*chains, *others)))
 
 
 def expected(store: Store, job: Plan, device: str) -> dict[str, float | None]:
@@ -185,7 +178,7 @@ def _step_s(store: Store, job: Plan, step: Step, device: str) -> float | None:
     elif isinstance(step, GateStep):
         return _gate_s(store, step, device)
     elif isinstance(step, ChainStep):
-        return _chain_s(step, step.cycles or stats.fewest_cycles(step.claims), _run_s(store, step.baseline, device))
+        return _chain_s(step, _fewest(step), _run_s(store, step.baseline, device))
     else:
         return _run_s(store, step, device) if isinstance(step, RunStep) else 0.0
     return float(rows[0]["seconds"]) if rows else None
@@ -222,18 +215,13 @@ def _chain_s(step: ChainStep, cycles: int, run_s: float | None) -> float | None:
     return None if run_s is None else burn_in * run_s + (2 * cycles + 1) * (step.block_s + run_s)
 
 
-def _seconds(store: Store, session: Plan, device: str, cycles: int, unknown: float = math.inf) -> float | None:
-    """Return the expected duration of a job, from the last runs of its parts; None if one is infinite, as `unknown`."""
-    total = 0.0
-    for step in session.steps:
-        seconds: float | None = 0.0
-        if isinstance(step, GateStep):
-            gate_s = _gate_s(store, step, device)
-            seconds = gate_s and 2 * gate_s  # both arms have about the baseline's gates
-        elif isinstance(step, ChainStep):
-            run_s = _run_s(store, step.baseline, device)
-            seconds = _chain_s(step, cycles, unknown if run_s is None else run_s)  # its blocks take time in any case
-        elif isinstance(step, RunStep):
-            seconds = _run_s(store, step, device)
-        total += unknown if seconds is None else seconds
-    return total if math.isfinite(total) else None
+def _fewest(step: ChainStep) -> int:
+    return step.cycles or stats.fewest_cycles(step.claims)
+
+
+def _seconds(store: Store, session: Plan, device: str, cycles: int) -> float | None:
+    """Return the expected duration of a session, given as A/A; None if a part of it never ran."""
+    chains = [_chain_s(chain, cycles, _run_s(store, chain.baseline, device)) for chain in session.chains]
+    gates = [_gate_s(store, step, device) for step in session.steps if isinstance(step, GateStep)]
+    times = [*chains, *gates, *gates]  # both arms have about the baseline's gates
+    return None if None in times else sum(filter(None, times))

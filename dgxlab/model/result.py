@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Union
 
@@ -14,7 +14,7 @@ from dgxlab.model.experiment import DerivedModel, FileModel, Model, files_of
 from dgxlab.model.parts import Details, Name, Sample
 from dgxlab.model.plan import Source
 from dgxlab.model.slurm import Slurm
-from dgxlab.model.wire import Within, decoder, digest
+from dgxlab.model.wire import Within, canonical, decoder, digest
 
 GPU_BACKENDS: Mapping[str, str] = {
     "GGML_CUDA": "CUDA",
@@ -137,6 +137,26 @@ def model_id(model: Model, files: Mapping[str, str] | None = None) -> str:
         return known.get(model.path, f"file-{digest(model, 16)}")
     kind = "derived" if files_of(model) else "synthetic"
     return f"{kind}-{digest(_by_content(model, known), 16)}"
+
+
+def model_read(model: Model, read: Iterable[Mapping[str, Any]]) -> str:
+    """Return the id of a model that reads files by what was read on a host, "unknown" if it was not; else its id.
+
+    Args:
+        read: Rows of the record with model_id, path and recipe, the newest last.
+    """
+    if not files_of(model):
+        return model_id(model)
+    if isinstance(model, FileModel):
+        ids = [row["model_id"] for row in read if is_at(model.path, row["path"] or "")]
+    else:
+        ids = [row["model_id"] for row in read if row["recipe"] == canonical(model)]
+    return str(ids[-1]) if ids else "unknown"
+
+
+def is_at(path: str, read: str) -> bool:
+    """Return whether the file at `read` of a host is the one that a spec calls `path`, which may begin with ~/."""
+    return read == path or (path.startswith("~/") and read.endswith(path[1:]))
 
 
 def _by_content(model: Model, files: Mapping[str, str]) -> Model:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dgxlab import judgement, stats, units
 from dgxlab.judgement import Judged
-from dgxlab.model import BASELINE, CANDIDATE, Device, FileModel, Model, RunStep, canonical, files_of, model_id
+from dgxlab.model import BASELINE, CANDIDATE, Device, RunStep, canonical, model_read
 from dgxlab.report.ask import Ask, CellAsk, of_session
 from dgxlab.report.records import Conditions, Number, grouped
 from dgxlab.store import REJECTED, UNCOUNTED
@@ -204,7 +204,7 @@ def _machine(job: Job, device: Device | None) -> str:
 
 
 def _measured(store: Store, ask: Ask, valid: Sequence[Row]) -> Iterator[Measured]:
-    accepted = {name: _accepted(model, valid) for name, model in ask.models.items()}
+    accepted = {name: model_read(model, valid) for name, model in ask.models.items()}
     asked = [(cell, (cell.cell.key, accepted.get(cell.model, ""), cell.identity[2])) for cell in ask.cells]
     of_chains = by_run(store, VALUES, [run["run_id"] for run in valid if run["role"] is not None])
     # prefer an ordinary run to a chain's, whatever its age: the other rows of a table are ordinary runs too
@@ -273,19 +273,6 @@ def _of_chains(
             }
             if means:
                 yield (cell, counted[-1]["model_id"], counted[-1]["env_digest"]), (counted, means)
-
-
-def _accepted(model: Model, valid: Sequence[Row]) -> str:
-    """Return the model_id that counts: the recipe's, or for a file the one of the newest run that read this path."""
-    if not files_of(model):
-        return model_id(model)
-    if not isinstance(model, FileModel):
-        ids = [row["model_id"] for row in valid if row["recipe"] == canonical(model)]
-        return str(ids[-1]) if ids else "nothing read it"
-    home = model.path.removeprefix("~") if model.path.startswith("~/") else None
-    paths = [(row["model_id"], row["path"] or "") for row in valid]
-    ids = [identity for identity, path in paths if path == model.path or (home and path.endswith(home))]
-    return str(ids[-1]) if ids else "nothing read it"
 
 
 def mean_of(judged: Judged, role: str, metric: str, medians: Mapping[int, float]) -> Number:

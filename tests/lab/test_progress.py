@@ -2,9 +2,12 @@
 
 from typing import Any
 
+import pytest
+
 from dgxlab import plan
 from dgxlab.lab.jobs import adopt, follow
-from dgxlab.lab.outlook import expected
+from dgxlab.lab.outlook import expected, least_s
+from dgxlab.model import ChainStep, GateStep
 from tests import toy
 from tests.journals import told
 from tests.lab.conftest import Event, ToyLab, kinds
@@ -52,6 +55,19 @@ def test_what_both_arms_need_is_made_once(toy_lab: ToyLab) -> None:
     times = expected(store, job, device)
     assert times["build:toy"] == expected(store, alone, device)["build:toy"] != 0
     assert times["build:other"] == 0
+
+
+def test_what_a_job_takes_at_least_is_the_sum_of_its_known_parts(toy_lab: ToyLab) -> None:
+    """Of both arms' gates, before and after the chains, each once; builds may be there already."""
+    toy_lab.run_well()
+    store = toy_lab.lab.store
+    sides = [toy_lab.side(toy_lab.experiment(name=name)) for name in ("toy", "other")]
+    job = plan.make_ab(sides[0].experiment, sides[1].experiment, (sides[0].source, sides[1].source), job_id="j")
+    device = store.rows("SELECT device_id FROM arms")[0]["device_id"]
+    times = expected(store, job, device)
+    parts = [times[step.id] for step in job.steps if isinstance(step, GateStep | ChainStep)]
+    assert len(parts) > 4
+    assert least_s(store, job, device) == pytest.approx(sum(filter(None, parts)))
 
 
 def test_who_joins_later_is_told_too(toy_lab: ToyLab) -> None:
