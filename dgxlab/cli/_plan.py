@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dgxlab import model, stats
 from dgxlab.chains import drift_limit
 from dgxlab.cli._out import plural, table
-from dgxlab.lab.outlook import command_for
+from dgxlab.lab.outlook import noise_command
 from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, ChainStep, ParityGate, Plan, RunStep
 from dgxlab.stats import cycle_range
 from dgxlab.units import duration, metric, percent
@@ -148,7 +148,7 @@ def describe_outlook(outlook: Outlook, experiment: model.Experiment) -> str:
         lines += ["", length(outlook), f"needed for {effect}: {needed}"]
     if outlook.unknown:
         lines += ["", f"no noise floor: {', '.join(outlook.unknown)}"]
-        lines.append(f"measured by: {command_for('noise', experiment)}")
+        lines.append(f"measured by: {noise_command(experiment)}")
     return "\n".join(lines)
 
 

@@ -369,7 +369,7 @@ def _planned(
             message = f"an effect is a share as in 2% or 0.02, not {effect!r}"
             raise UsageError(message, next="dgxlab plan --help") from None
         if not recorded:
-            mend = outlook.command_for("noise", first)
+            mend = outlook.noise_command(first)
             raise SpecError(f"there is no {workspace.database} yet, so no noise floor is known", next=mend)
     with display(out) as watch:
         planned = session.full_plan(PinCache(trusted=workspace.trust_source), request, watch)

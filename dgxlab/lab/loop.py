@@ -29,7 +29,7 @@ from dgxlab.errors import (
 from dgxlab.judgement import tries
 from dgxlab.judgement.tries import CHAIN, HELD_OUT, KINDS, SCREEN, Row
 from dgxlab.lab import Lab, Watch, session
-from dgxlab.lab.outlook import command_for
+from dgxlab.lab.outlook import noise_command
 from dgxlab.lab.request import Request, source_of
 from dgxlab.model import Experiment, Source
 from dgxlab.plan import cycles_by_hand
@@ -198,7 +198,7 @@ def _refuse_noise(baseline: Experiment, screen: Job, level: float) -> None:
     if finds > wanted:
         message = f"the noise floor of {100 * noise:.2g} % on host {baseline.host} is too high: {cycles} cycles find"
         message += f" {100 * finds:.2g} %, and session.effect is {100 * wanted:.2g} %"
-        again = command_for("noise", baseline)
+        again = noise_command(baseline)
         raise ConditionsError(message, next=f"{again}, when it is quiet, or {edit(baseline.path)}")
 
 

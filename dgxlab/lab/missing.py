@@ -12,7 +12,7 @@ from dgxlab import judgement, model, plan, tools
 from dgxlab.chains import comparisons
 from dgxlab.errors import ConditionsError, UsageError, edit
 from dgxlab.lab import Side, Watch, cluster
-from dgxlab.lab.outlook import command_for
+from dgxlab.lab.outlook import noise_command
 from dgxlab.lab.request import Request, sourced
 from dgxlab.model import ChainStep, Check, Device, Experiment, GateStep, ParityGate, Plan, digest
 from dgxlab.source import PinCache
@@ -72,9 +72,7 @@ def plan_missing(
                 cell = next(cell.label for cell in chain.baseline.cells if cell.key == comparison.baseline)
                 baseline = sides[0].experiment
                 message = f"a screen needs the noise floor of host {baseline.host} for {cell}"
-                raise ConditionsError(
-                    f"{message}, and no A/A session has measured it", next=command_for("noise", baseline)
-                )
+                raise ConditionsError(f"{message}, and no A/A session has measured it", next=noise_command(baseline))
     if followed and (done := store.job(followed)).state == "done" and _asks(done.plan) == _asks(job):
         return Todo(), None
     return Todo(), job
@@ -164,7 +162,7 @@ def _left_to_do(store: Store, request: Request, side: Side, probe: Probe, *, aga
         env_digest, identity = digest(launch.env, 16), _identity(experiment, launch.model, probe)
         for cell in launch.cells:
             asked[launch.model, env_digest, cell.key] = (cell.key, identity, env_digest)
-    done = set() if again else store.up_to_date(build, device, list(asked.values()), model.PROTOCOL)
+    done = set() if again else store.up_to_date(build, device, asked.values())
     cells = frozenset(name for name, stored in asked.items() if stored not in done)
 
     def passed(gate: ParityGate | Check) -> bool:

@@ -110,11 +110,11 @@ def device_on(store: Store, host: str, job: Plan) -> str:
     return str(rows[0]["device_id"]) if rows else ""
 
 
-def command_for(name: str, experiment: Experiment) -> str:
-    """Return `dgxlab NAME SPEC --host HOST` for an experiment, to be typed in the current folder."""
+def noise_command(experiment: Experiment) -> str:
+    """Return the command that measures an experiment's noise on its host, to be typed in the current folder."""
     from dgxlab.spec.resolve import label  # imported late: half the time of a short command
 
-    return shlex.join(["dgxlab", name, label(Path(experiment.path)), "--host", experiment.host])
+    return shlex.join(["dgxlab", "noise", label(Path(experiment.path)), "--host", experiment.host])
 
 
 def _expected(label: str, chain: ChainStep, floor: NoiseFloor, effect: float, session: Session) -> Expected:

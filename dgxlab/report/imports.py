@@ -23,7 +23,6 @@ REPETITIONS = {"avg_ts": "samples_ns"}  # the metric with the single values of a
 MOST = 8  # max metrics shown as columns for a file with one row; more are shown as rows
 COUNTS = ("cases", "runs", "kB")  # units of counts and settings: they are shown as plain numbers
 FILES = "SELECT * FROM imports ORDER BY at, import_id"
-NOWHERE = Provenance("imported", (), "", (), "", None, "")
 
 
 def imports(store: Store, wanted: Query) -> tuple[Table, ...]:
@@ -67,7 +66,7 @@ def _every(store: Store) -> Table:
         raise UsageError(f"{store.path} has no imported file", next="dgxlab import --help")
     labels = {"id": "sha256 begins", "tool": "printed by", "told": "what it says of itself"}
     shown = columns("file id tool rows size imported told", "rows size", **labels)
-    return Table("imported", "Imported files", shown, tuple(rows), NOWHERE, kind="imported")
+    return Table("imported", "Imported files", shown, tuple(rows), Provenance("imported"), kind="imported")
 
 
 def _of_file(store: Store, file: Mapping[str, Any], patterns: Sequence[str]) -> Table:
@@ -92,7 +91,7 @@ def _of_file(store: Store, file: Mapping[str, Any], patterns: Sequence[str]) -> 
         f"{file['name']}: {file['tool']}",
         tuple(columns),
         tuple(rows),
-        NOWHERE,
+        Provenance("imported"),
         kind="imported",
         notes=(*json.loads(file["notes"]), *notes),
         file=file["name"],

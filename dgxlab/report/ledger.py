@@ -112,8 +112,7 @@ def experiments(store: Store, wanted: Query) -> Table:
         if "session" in row:
             job = store.job(str(row["session"]))
             origins.append(Origin(name, provenance(arms_of_job(store, job)[name], [job.job_id])))
-    nowhere = Provenance(names[0], (), "", (), "", None, "")
-    first = origins[0].provenance if origins else nowhere
+    first = origins[0].provenance if origins else Provenance(names[0])
     shown = columns("lever hypothesis status verdict why session", verdict="newest verdict")
     return Table("levers", "Levers", shown, tuple(rows), first, kind="arms", origins=tuple(origins))
 

@@ -109,7 +109,7 @@ def _table(
         title,
         tuple(columns),
         tuple(rows),
-        Provenance("published", (), "", (), "", None, host),
+        Provenance("published", host=host),
         settings,
         flags=tuple(Flag((label,), True, figure.excess) for label, figure in figures if figure.excess),
         beside=Beside(sources(every), remarks=remarks),

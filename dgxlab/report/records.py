@@ -66,12 +66,12 @@ class Provenance:
     """Where the numbers of one arm come from."""
 
     experiment: str  # the arm's name
-    sessions: tuple[str, ...]  # job ids, oldest first
-    pin: str
-    series: tuple[SeriesRef, ...]
-    tree: str
-    build_id: str | None
-    host: str  # its name in hosts.yaml, its own name, and the device
+    sessions: tuple[str, ...] = ()  # job ids, oldest first
+    pin: str = ""
+    series: tuple[SeriesRef, ...] = ()
+    tree: str = ""
+    build_id: str | None = None
+    host: str = ""  # its name in hosts.yaml, its own name, and the device
     dirty: bool = False
     synthetic: tuple[str, ...] = ()  # names of the models that were made from a recipe
     device: Device | None = None

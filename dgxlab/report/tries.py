@@ -57,7 +57,7 @@ def _table(store: Store, ledger: Sequence[TryRow], title: str) -> Table:
     rows = list(_rows(store, ledger))
     counts = {how.value: sum(row["ended"] == how.value for row in ledger) for how in Ended}
     newest = next((job for row in reversed(ledger) for job in tries.sessions_of(store, row["try_id"]).values()), None)
-    source = Provenance(ledger[0]["baseline"], (), "", (), "", None, ledger[0]["host"])
+    source = Provenance(ledger[0]["baseline"], host=ledger[0]["host"])
     if newest and (arms := arms_of_job(store, newest)):
         source = provenance(next(iter(arms.values())), [newest.job_id])
     settings = {how: count for how, count in counts.items() if count}

@@ -223,10 +223,8 @@ class Store:
             for row in rows:
                 self.put(table, row)
 
-    def up_to_date(
-        self, build_id: str, device_id: str, cells: Iterable[Wanted], protocol: int = PROTOCOL
-    ) -> set[Wanted]:
-        """Return those of `cells` that have counted samples of a valid run by this protocol on this build and device.
+    def up_to_date(self, build_id: str, device_id: str, cells: Iterable[Wanted]) -> set[Wanted]:
+        """Return those of `cells` that have counted samples of a valid run of this PROTOCOL on this build and device.
 
         A run of a chain is enough only if the chain has a verdict on the cell that is not invalid.
         """
@@ -241,7 +239,7 @@ class Store:
                                                AND v.verdict <> 'invalid' AND rows.cell IN (v.cell, v.candidate_cell)))
                AND EXISTS (SELECT 1 FROM samples AS s
                            WHERE s.run_id = rows.run_id AND s.cell = rows.cell AND s.discarded IS NULL)""",
-            (build_id, device_id, protocol),
+            (build_id, device_id, PROTOCOL),
         )
         return {(row["cell"], row["model_id"], row["env_digest"]) for row in rows}.intersection(cells)
 
