@@ -171,7 +171,8 @@ def allocation() -> dict[str, str]:
         "gpus": "CUDA_VISIBLE_DEVICES",
         "cluster": "SLURM_CLUSTER_NAME",
     }
-    return {key: os.environ[name] for key, name in names.items() if name in os.environ} if _inside() else {}
+    inside = {"SLURM_JOB_ID", "SLURMD_NODENAME"} <= os.environ.keys()
+    return {key: os.environ[name] for key, name in names.items() if name in os.environ} if inside else {}
 
 
 def granted(gpus: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -280,10 +281,6 @@ def _on_a_node(root: Root) -> Iterator[tuple[str, str, str]]:
 
 
 # -- Slurm's programs -------------------------------------------------------------------------------------------------
-
-
-def _inside() -> bool:
-    return "SLURM_JOB_ID" in os.environ and "SLURMD_NODENAME" in os.environ
 
 
 def _options(job_id: str) -> list[str]:

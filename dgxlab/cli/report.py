@@ -121,7 +121,8 @@ class _Shown:
             from dgxlab import plots as drawing
 
             pictures = [drawing.write(figure, plots / f"{name}.png") for name, figure in self.figures()]
-        out.report(self.value, lambda: self.markdown() + _links(pictures))
+        links = "".join(f"\n![{path.stem}]({quote(str(path))})\n" for path in pictures)
+        out.report(self.value, lambda: self.markdown() + links)
 
     def _page(self, out: Out, path: Path) -> None:
         from dgxlab import plots as drawing
@@ -154,10 +155,6 @@ def _form(opened: Store, form: str, named: Sequence[str], given: Mapping[str, st
             yield "-".join([*named, form]), draw(page.tables)
 
     return _Shown(page, lambda: reports.render_page(page, wide=wide), figures)
-
-
-def _links(pictures: Iterable[Path]) -> str:
-    return "".join(f"\n![{path.stem}]({quote(str(path))})\n" for path in pictures)
 
 
 def _subject(opened: Store, form: str, named: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:

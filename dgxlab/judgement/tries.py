@@ -163,7 +163,7 @@ def standing(store: Store, try_id: str, promoted: Sequence[bool]) -> Standing:
         decided = stats.decide(shown, alpha, held_out)
         if decided is Ended.PROMOTED and (wrong := doubts(store, done[stage].job_id)):
             return Standing(ended=Ended.GATE, why=wrong[0], **test)
-        if decided is not Ended.PROMOTED or stage == HELD_OUT or not holds_out(store, done[stage]):
+        if decided is not Ended.PROMOTED or stage == HELD_OUT or not _spec(store, done[stage]).get("holdout"):
             return Standing(ended=decided, why=_because(decided, judged[stage], **test), **test)
     raise AssertionError  # the last stage has ended
 
@@ -171,11 +171,6 @@ def standing(store: Store, try_id: str, promoted: Sequence[bool]) -> Standing:
 def wanted(store: Store, job: Job) -> float:
     """Return the effect that the baseline of a session wants to detect, a share."""
     return float(_spec(store, job).get("session", {}).get("effect", Session.effect))
-
-
-def holds_out(store: Store, job: Job) -> bool:
-    """Return whether the baseline of a session holds cells out."""
-    return bool(_spec(store, job).get("holdout"))
 
 
 def told(store: Store, try_id: str) -> Mapping[str, Any]:

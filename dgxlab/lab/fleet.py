@@ -37,9 +37,10 @@ class Member:
 
 def spread(store: Store, requests: Sequence[Request], hosts: Sequence[str]) -> list[Request]:
     """Return each request for one of the hosts: the one that has results of it, else the one with the fewest."""
+    measured = "SELECT 1 FROM jobs JOIN runs USING (job_id) WHERE experiment = ? AND status = 'valid' LIMIT 1"
     placed: dict[int, str] = {}
     for number, request in enumerate(requests):
-        known = (host for host in hosts if _has_results(store, request.at(host)))
+        known = (host for host in hosts if store.rows(measured, (request.at(host).experiment.digest,)))
         if host := next(known, None):
             placed[number] = host
     for number in range(len(requests)):
@@ -47,11 +48,6 @@ def spread(store: Store, requests: Sequence[Request], hosts: Sequence[str]) -> l
             taken = list(placed.values())
             placed[number] = min(hosts, key=taken.count)
     return [request.at(placed[number]) for number, request in enumerate(requests)]
-
-
-def _has_results(store: Store, request: Request) -> bool:
-    sql = "SELECT 1 FROM jobs JOIN runs USING (job_id) WHERE experiment = ? AND status = 'valid' LIMIT 1"
-    return bool(store.rows(sql, (request.experiment.digest,)))
 
 
 def run_all(

@@ -368,14 +368,11 @@ def bars(tables: Sequence[Table]) -> Figure:
         axes.grid(visible=False, axis="y")
         axes.set_xlim(0, 100)
         axes.set_xlabel("share of kernel time (%)")
-        label(figure, "Where the time of a step goes", _settings(tables), [table.provenance for table in tables])
+        settings = [f"{name} {value}" for name, value in tables[0].settings.items() if name != "model"]
+        label(figure, "Where the time of a step goes", settings, [table.provenance for table in tables])
     return figure
 
 
 def _name(table: Table) -> str:
     times = [row["step_us"] for row in table.rows]
     return f"{table.title}\n{sum(each.middle for each in times if isinstance(each, Number)):.1f} us of kernels"
-
-
-def _settings(tables: Sequence[Table]) -> list[str]:
-    return [f"{name} {value}" for name, value in tables[0].settings.items() if name != "model"]

@@ -68,7 +68,8 @@ def load_all(path: Path, overrides: Sequence[str] = (), host: str | None = None)
         refuse([Problem(mark, ("matrix",), f"makes more than {_MAX_ARMS} experiments: split it")])
     experiments = [_experiment(path, resolve.arm(tree, chosen)) for chosen in arms]
     names = [
-        _arm_name(one.name, [value for _, _, value in chosen]) for one, chosen in zip(experiments, arms, strict=True)
+        "-".join([one.name, *(re.sub(r"[^A-Za-z0-9._-]+", "_", value) for _, _, value in chosen)])
+        for one, chosen in zip(experiments, arms, strict=True)
     ]
     for name in names:
         if not NAME.fullmatch(name):
@@ -79,10 +80,6 @@ def load_all(path: Path, overrides: Sequence[str] = (), host: str | None = None)
             continue
         refuse([Problem(mark, ("matrix",), text)])
     return [replace(experiment, name=name) for experiment, name in zip(experiments, names, strict=True)]
-
-
-def _arm_name(name: str, values: Sequence[str]) -> str:
-    return "-".join([name, *(re.sub(r"[^A-Za-z0-9._-]+", "_", value) for value in values)])
 
 
 def _tree(path: Path, overrides: Sequence[str], host: str | None) -> Node:
