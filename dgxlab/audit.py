@@ -91,7 +91,6 @@ def merge(into: Store, other: Path) -> dict[str, int]:
 
 
 def _measured(store: Store) -> Iterator[str]:
-    """Check every job against its plan, and the cells against the plans of the jobs that measured them."""
     labels: _Labels = {}
     for job in store.rows("SELECT * FROM jobs ORDER BY job_id"):
         try:
@@ -237,7 +236,6 @@ class _Job:
                     yield f"{table} of job {self.job_id} is of {row['device']}, which its facts do not have"
 
     def _rows(self, table: str, key: str, columns: str = "*", *, decode: bool = True) -> list[dict[str, Any]]:
-        """Return the job's rows of a table in the order of their keys."""
         where = "job_id = ?1" if key == "job_id" else f"{key} > ?1 || '/' AND {key} < ?1 || '0'"
         sql = f"SELECT {columns} FROM {table} WHERE {where} ORDER BY {key}"  # noqa: S608 - names of our own
         rows = self.store.rows(sql, (self.job_id,))
@@ -282,7 +280,6 @@ class _Job:
 
 
 def _parts(run: Row, rows: Sequence[Row], cells: Mapping[str, Cell]) -> dict[str, Cell]:
-    """Return the cells that only the output of a run names."""
     if {row["cell"] for row in rows} <= cells.keys():
         return {}
     bench = BENCHES[run["tool"]]
@@ -291,7 +288,6 @@ def _parts(run: Row, rows: Sequence[Row], cells: Mapping[str, Cell]) -> dict[str
 
 
 def _row_problems(run: Row, rows: Sequence[Row], samples: Sequence[Row], cells: Mapping[str, Cell]) -> Iterator[str]:
-    """Yield a sentence where a run's rows do not match its step's cells or its samples."""
     bench, results = BENCHES[run["tool"]], []
     cold: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
     for sample in samples:
@@ -330,7 +326,6 @@ def _by_run(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def _stem(step: str) -> str:
-    """Return the base name of a step's raw files."""
     return step.replace(":", "-")
 
 

@@ -163,7 +163,6 @@ def _matrix(entry: Bench, free: Collection[str]) -> dict[str, Any]:
 
 
 def _arguments(entry: Bench, free: Collection[str]) -> dict[str, Any]:
-    """Return the arguments of an entry's tool."""
     arguments = {name: values[0] for name, values in _axes(entry).items() if name in free}
     for name in _ARGUMENTS:
         if hasattr(entry, name):

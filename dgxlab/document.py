@@ -181,7 +181,6 @@ def _spans(path: Path, lines: Sequence[str]) -> Iterator[tuple[int, int, Mapping
 
 
 def _outside_fences(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Yield lines with their indices, those of fenced code blocks left out."""
     fence = ""
     for number, line in enumerate(lines):
         text = line.strip(" \t\r")

@@ -224,7 +224,6 @@ def _children() -> list[int]:
 
 
 def _named(pid: int) -> str:
-    """Return a process in words, `pid 77 (sleep)`."""
     return f"pid {pid} ({one_line(Path(f'/proc/{pid}/comm').read_text().strip())})"
 
 

@@ -166,7 +166,6 @@ class Conditions:
                 yield flag(Code.STUCK_CLOCK, device, hard=True, mhz=clock, least=_STUCK_MHZ, **self._on(device))
 
     def _changed(self) -> Iterator[Flag]:
-        """Yield changes of the machine during the run: a reboot, another driver, a lack of memory."""
         if self.before["boot_id"] != self.after["boot_id"]:
             yield flag(Code.BOOT, hard=True)
         before, after = (
@@ -199,7 +198,6 @@ class Conditions:
         return flags
 
     def _unwatched(self) -> Iterator[Flag]:
-        """Yield the devices that were sampled less than half as often as they should have been."""
         due = self.seconds / PERIOD_S
         for device in (*self.gpus, HOST):
             n = len(self._of(device))
@@ -208,7 +206,6 @@ class Conditions:
                 yield flag(Code.NO_TELEMETRY, device, hard=False, n=n, due=due, nvidia_smi=device != HOST, **on)
 
     def _on(self, device: str) -> dict[str, str]:
-        """Name the GPU where there are several."""
         return {"gpu": device[:12]} if len(self.gpus) > 1 else {}
 
 

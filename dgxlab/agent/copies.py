@@ -34,7 +34,6 @@ def bandwidths(gpus: Collection[str]) -> dict[str, float]:
 
 
 def _devices(driver: ctypes.CDLL) -> Iterator[tuple[str, ctypes.c_int]]:
-    """Yield each visible GPU, by uuid as nvidia-smi has it."""
     n, device, raw = ctypes.c_int(), ctypes.c_int(), (ctypes.c_ubyte * 16)()
     _call(driver, "cuInit", 0)
     _call(driver, "cuDeviceGetCount", ctypes.byref(n))

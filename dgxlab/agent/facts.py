@@ -166,7 +166,6 @@ def logout_kills(user: str, systemd: Sequence[Path] = _SYSTEMD) -> str:
 
 
 def _line(path: str, pattern: str) -> str:
-    """Return the pattern's group from the first matching line of a file, "" if no line matches."""
     match = re.search(f"^{pattern}", read(path), re.MULTILINE)
     return match[1] if match else ""
 

@@ -132,7 +132,6 @@ def _counting(bench: Workbench, step: GateStep, printed: Path) -> Callable[[int]
 
 
 def _reasons(gate: ParityGate, limit_s: float, launched: Completed, reading: GateReading, rc: int) -> Reasons:
-    """Return why one run of a gate did not pass, () when it did."""
     program = parity.PROGRAM
     reasons = parity.judge_gate(reading, rc, gate)
     if gate.engaged not in launched.errors():

@@ -125,7 +125,6 @@ class _Thing:
 
 
 def _things(root: Root) -> Iterator[_Thing]:
-    """Yield every item that dgxlab made."""
     for kind, folder in (("builds", root.builds), ("work", root.work), ("tools", root.tools), ("jobs", root.jobs)):
         for path in filter(Path.is_dir, _children(folder)):
             torn = kind == "jobs" and Job(path).torn

@@ -23,7 +23,6 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 2.0
 
 
 def _uses_cuda(plan: Plan) -> bool:
-    """Return whether any arm is built for CUDA."""
     return any("CUDA" in gpu_backends(arm.cmake) for arm in plan.arms)
 
 

@@ -166,7 +166,6 @@ def _flat(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _options(group: type) -> list[inspect.Parameter]:
-    """Return the options that a dataclass is: its annotated fields."""
     fields = inspect.signature(group, eval_str=True).parameters.values()
     return [each for each in fields if hasattr(each.annotation, "__metadata__")]
 

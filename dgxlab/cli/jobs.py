@@ -197,7 +197,6 @@ def _follow_builds(session: str | None, host: str | None, workspace: Workspace, 
 
 
 def _again(job: Job) -> str:
-    """Return the command that repeats a job, with its experiments by name."""
     from dgxlab.lab.request import OF_TREE
     from dgxlab.model import SESSIONS
 

@@ -29,8 +29,6 @@ _BesideOption = Annotated[
 
 @dataclass(frozen=True)
 class _PinOptions:
-    """Options of commands that need a pin."""
-
     pin: Annotated[
         str | None, Option("--pin", help="A llama.cpp commit; by default the one that this project's specs name.")
     ] = None

@@ -110,7 +110,6 @@ def check(
 
 
 def _table(rows: Sequence[Upgrade]) -> str:
-    """Return a line for each gate of each row, and below them the reasons."""
     from dgxlab.judgement import session_verdict
 
     yes = {True: "yes", False: "no", None: "-"}

@@ -261,7 +261,6 @@ def _page(store: Store, name: str) -> tuple[str, bytes]:
 
 
 def _write(path: Path, page: bytes) -> bool:
-    """Write a page; returns whether that changed it."""
     try:
         if path.is_file() and path.read_bytes() == page:
             return False

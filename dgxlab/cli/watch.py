@@ -62,7 +62,6 @@ def _bar(out: Out) -> Iterator[Callable[[Event], None]]:
 
 
 def _line(done: Round) -> str:
-    """Return one round of `watch` as a line."""
     words = [f"{number} {how}" for how, number in Counter(f"gates {how}" for how in done.gates).items()]
     for row in done.verdicts:
         effect = "" if row["effect"] is None else f" {change(row['effect'])} %"

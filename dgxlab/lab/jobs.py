@@ -221,7 +221,6 @@ def find(lab: Lab, text: str | None, where: str | None) -> tuple[Host, str]:
 
 
 def _only_running(lab: Lab, where: str | None) -> tuple[Host, str]:
-    """Return the only running job of a host or of the record, as `find`."""
     if where is None:
         known = lab.store.unfinished()
         running = [(lab.connect(job.host), job.job_id) for job in known]

@@ -97,8 +97,6 @@ def attempt(lab: Lab, asked: Try, watch: Watch) -> tuple[str, bool]:
 
 @dataclass(frozen=True)
 class _Measure:
-    """A try that is being measured, until it has ended."""
-
     lab: Lab
     asked: Try
     rows: Sequence[Row]  # the ledger before

@@ -265,7 +265,6 @@ def _exactly(path: Path, stream: gzip.GzipFile, size: int) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def _damage(path: Path) -> Iterator[None]:
-    """Turn Python's errors on a damaged archive into CheckFailed."""
     try:
         yield
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:

@@ -127,7 +127,6 @@ class Compared:
 
 
 def _subjects(pairs: Iterable[tuple[Launch | RunStep, Launch | RunStep]]) -> list[Subject]:
-    """Return the subjects of all comparisons of pairs of launches, in order."""
     subjects: list[tuple[Subject, set[tuple[str, str]]]] = []
     for left, right in pairs:
         labels = {cell.key: cell.label for cell in left.cells}

@@ -132,7 +132,6 @@ def _checked(name: str, what: str) -> str:
 
 
 def _texts(folder: str, words: Mapping[str, str]) -> dict[str, str]:
-    """Return the files below a folder of templates/ by their paths, with `words` in the places of $WORD."""
     with resources.as_file(resources.files("dgxlab") / "templates" / folder) as top:
         files = sorted(path for path in top.rglob("*") if path.is_file())
         return {str(path.relative_to(top)): Template(path.read_text()).substitute(words) for path in files}

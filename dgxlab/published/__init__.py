@@ -81,7 +81,6 @@ def gates() -> tuple[GateResult, ...]:
 
 
 def _rows(name: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file; tests/published checks their texts."""
     text = resources.files("dgxlab.published").joinpath(name).read_text(encoding="utf-8")
     for line, row in enumerate(csv.DictReader(text.splitlines(), strict=True), 2):
         yield {**row, "stddev": float(row["stddev"]) if row["stddev"] else None, "line": line}

@@ -128,6 +128,5 @@ def _base_of(quant: str) -> str:
 
 
 def _is_matrix(tensor: TensorInfo) -> bool:
-    """Return whether llama-quantize converts a tensor to another type."""
     rows = tensor.size // tensor.shape[0]
     return rows > 1 and tensor.name.endswith("weight") and not _KEPT.search(tensor.name)

@@ -191,7 +191,6 @@ def _of_tool(tool: str, arms: Sequence[Evidence]) -> Iterator[Table]:
 
 
 def _rows_of(leads: Sequence[Row], arms: Sequence[Evidence], by_cell: Mapping[str, Mapping[str, Number]]) -> list[Row]:
-    """Return a row for each arm: its lead, then its value in each cell."""
     return [
         {**lead, **{name: of.get(arm.name) for name, of in by_cell.items()}}
         for lead, arm in zip(leads, arms, strict=True)

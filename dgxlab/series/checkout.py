@@ -162,7 +162,6 @@ def export(
 
 
 def _based(checkout: Path, pin: str) -> Git:
-    """Return git on a llama.cpp checkout that is based on the pin."""
     own = Git.checkout(checkout)
     top = own.attempt("rev-parse", "--show-toplevel") if checkout.is_dir() else None
     if top is None or top.rc != 0:
@@ -259,7 +258,6 @@ def _commit(git: Git, tree: str, parent: str, author: Sequence[str], text: str) 
 
 
 def _without(git: Git, treeish: str, dests: Sequence[str]) -> str:
-    """Return a tree without the overlays."""
     git.run("read-tree", treeish)
     git.run("update-index", "-z", "--index-info", input="".join(f"0 {NO_BLOB}\t{dest}\0" for dest in dests))
     return git.run("write-tree")

@@ -140,7 +140,6 @@ class Stack:
             raise _damaged(series, patch, ran.err)
 
     def _blobs(self, paths: Iterable[str]) -> dict[str, str]:
-        """Return blob ids by path for the tree's files at or below these paths."""
         return {path: entry.split()[1] for entry, path in self._listed("-s", paths)}
 
     def _listed(self, flag: str, paths: Iterable[str]) -> Iterator[list[str]]:
@@ -160,7 +159,6 @@ def changed_files(git: Git, before: str, after: str) -> Sequence[tuple[str, str]
 
 
 def _add(git: Git, blobs: Mapping[str, str]) -> None:
-    """Put files, blob ids by path, into git's index."""
     entries = "".join(f"100644 {blob}\t{path}\0" for path, blob in blobs.items())
     git.run("update-index", "--add", "-z", "--index-info", input=entries)
 

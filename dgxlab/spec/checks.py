@@ -161,7 +161,6 @@ def _gates(spec: ExperimentSpec) -> Iterator[_Finding]:
 
 
 def _has_text(record: Model) -> bool:
-    """Return whether a model has a tokenizer, as far as the spec knows."""
     root = root_of(record)
     return not isinstance(root, SyntheticModel) or bool(root.vocab)
 

@@ -175,7 +175,6 @@ class _Reader:
         return Node(entries, mark)
 
     def _key(self, event: Any, loc: Loc, entries: Mapping[str, Node]) -> tuple[str, str]:
-        """Return a key and its problem, "" for none."""
         mark = self._checked_mark(event, loc)
         if not isinstance(event, yaml.ScalarEvent):
             fail(mark, loc, "a list or map is a key here: keys must be text")

@@ -30,8 +30,6 @@ from dgxlab.store.store import Store
 
 @dataclass(frozen=True)
 class _MergeRule:
-    """How a table is merged."""
-
     name: str
     may_differ: tuple[str, ...] = ()  # columns that a rule settles; all others must be equal under the same key
     # The parent table and its key. For a common run both sides must have the same rows; for a common job only the side
@@ -149,7 +147,6 @@ def _refuse_conflicts(connection: sqlite3.Connection, ours: Path, theirs: Path, 
 
 
 def _different(connection: sqlite3.Connection, table: _MergeRule) -> str:
-    """Return SQL that finds a row of both databases whose content differs."""
     packed = DEFLATED.get(table.name, ())  # another zlib packs the same text into other bytes
     tests = [
         f"inflated(m.{name}) IS NOT inflated(t.{name})" if name in packed else f"m.{name} IS NOT t.{name}"
@@ -183,7 +180,6 @@ def _torn(table: _MergeRule) -> Iterator[str]:
 
 
 def _add(connection: sqlite3.Connection, table: _MergeRule) -> int:
-    """Insert new rows, settle columns that may differ, and return the number of new rows."""
     count, names = f"SELECT count(*) FROM main.{table.name}", _columns(connection, table.name)
     (before,) = connection.execute(count).fetchone()
     if table.name == "jobs":

@@ -194,7 +194,6 @@ def _text(total: int) -> str:
 
 
 def _tables(connection: sqlite3.Connection) -> list[_Table]:
-    """Return every table that is sealed, in the order of names."""
     columns = connection.execute(
         """SELECT t.name, c.name FROM sqlite_schema AS t JOIN pragma_table_info(t.name) AS c
            WHERE t.type = 'table' AND t.name NOT LIKE 'sqlite_%' AND c.pk ORDER BY t.name, c.pk"""

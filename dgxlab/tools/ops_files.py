@@ -220,7 +220,6 @@ def failure(columns: Columns) -> str:
 
 
 def _row(op: str, backend: str, op_params: str, values: Sequence[Values], **more: Any) -> Row:
-    """Return a row, so far with its op as label."""
     params = {"op_name": op, **({"backend_name": backend} if backend else {}), **more}
     params |= {k: reading.number_or_text(v) for k, v in case_params(op_params).items()}
     return Row(op, params, tuple(values))

@@ -99,7 +99,6 @@ class Format:
 
 
 def _number(text: str) -> float | str:
-    """Return a quoted value as a number if it is one."""
     return float(text) if _FRACTION.fullmatch(text) else number_or_text(text)
 
 

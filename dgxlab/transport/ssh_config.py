@@ -78,7 +78,6 @@ def route(destination: str) -> tuple[Hop, ...]:
 
 
 def _ask(destination: str) -> dict[str, list[str]]:
-    """Return what `ssh -G` answers: the values of each keyword."""
     file = []
     if Path.home() != _account_home():  # else ssh would read the account's file, whatever $HOME says
         path = Path.home() / ".ssh" / "config"

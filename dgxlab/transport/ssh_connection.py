@@ -170,7 +170,6 @@ class Connection:
         watch.begin(opened.transport)
 
     def _unopened(self, hop: Hop, opened: Any, error: Exception) -> HostError:
-        """Return the error that says why a hop could not be opened."""
         if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
             return failure(hop.destination, f"{hop.destination} and this machine share no way to talk: {error}")
         if isinstance(error, paramiko.ChannelException):  # from the jump host
