@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dgxlab.errors import AGAIN, SpecError, edit
+from dgxlab.errors import AGAIN, SpecError, access, command, edit
 
 BEGIN = re.compile(r"<!--\s*dgxlab:report((?:\s[^<>]*)?)-->")
 END = re.compile(r"<!--\s*/dgxlab\s*-->")
@@ -61,10 +61,8 @@ class Document:
         Raises SpecError if it cannot be read, is not UTF-8, or has a malformed marker (with the line).
         """
         self.path = path
-        try:
+        with access(path, "read", SpecError):
             self._bytes = path.read_bytes()
-        except OSError as error:
-            raise SpecError(f"{path} cannot be read: {error.strerror}", next=_look(path)) from error
         self._lines = _decoded(path, self._bytes).split("\n")
         self._spans = list(_spans(path, self._lines))
         self.blocks = tuple(
@@ -109,26 +107,20 @@ class Document:
             return False
         target = self.path.resolve()
         beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-        try:
+        with access(self.path, "written", SpecError):
             if target.read_bytes() != self._bytes:
                 message = f"{self.path} was changed by another program meanwhile and is left as it is"
                 raise SpecError(message, next=AGAIN)
             like = target.stat()
             if not (like.st_mode & WRITABLE and os.access(target, os.W_OK)):
-                raise SpecError(f"{self.path} is read-only and is left as it is", next=_look(target))
-            _write_beside(beside, content, like)
-            beside.replace(target)
-        except OSError as error:
-            message = f"{self.path} cannot be written: {error.strerror}"
-            raise SpecError(message, next=_look(target.parent, "-ld")) from error
-        finally:
-            with contextlib.suppress(OSError):
-                beside.unlink()
+                raise SpecError(f"{self.path} is read-only and is left as it is", next=command("ls", "-l", target))
+            try:
+                _write_beside(beside, content, like)
+                beside.replace(target)
+            finally:
+                with contextlib.suppress(OSError):
+                    beside.unlink()
         return True
-
-
-def _look(path: Path, options: str = "-l") -> str:
-    return f"ls {options} {shlex.quote(str(path))}"
 
 
 def _write_beside(path: Path, content: bytes, like: os.stat_result) -> None:

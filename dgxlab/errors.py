@@ -11,6 +11,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 AGAIN = "run the same command again"
 """A value of `next`, perhaps followed by " with OPTION"; `cli` prints the command that the user typed instead."""
@@ -134,6 +135,16 @@ class Interrupted(DgxlabError, exit_code=130):
 
     job_id = ""
     """Of the job that goes on, "" for none or several."""
+
+
+@contextmanager
+def access(path: Path, verb: str, kind: type[DgxlabError]) -> Iterator[None]:
+    """Raise an error of this kind if the system refuses that `path` is `verb` inside: "read" or "written"."""
+    try:
+        yield
+    except OSError as error:
+        look = command("ls", "-ld", path.parent, path)
+        raise kind(f"{path} cannot be {verb}: {error.strerror}", next=look) from error
 
 
 def by_exit_code(code: int) -> type[DgxlabError]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dgxlab import __version__
-from dgxlab.errors import AGAIN, UsageError, command, needs
+from dgxlab.errors import AGAIN, UsageError, access, command, needs
 from dgxlab.model import digest
 from dgxlab.report.imports import find_import
 from dgxlab.store import UNCOUNTED, Store
@@ -131,13 +131,10 @@ def write(path: Path, tools: Sequence[Exported], kind: str = "") -> None:
         raise UsageError(f"{path.name} says no format: name it {names}", next="dgxlab export --help")
     if path.exists():
         raise UsageError(f"{path} is there already, and nothing is written over", next=command("ls", "-l", path))
-    try:
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".dgxlab-export-") as folder:
-            whole = Path(folder) / path.name
-            _encode(whole, tools, kind)
-            os.link(whole, path)  # unlike a rename, it fails if another program has created the file
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}", next=command("ls", "-ld", path.parent)) from error
+    with access(path, "written", UsageError), tempfile.TemporaryDirectory(dir=path.parent, prefix=".dgxlab-") as folder:
+        whole = Path(folder) / path.name
+        _encode(whole, tools, kind)
+        os.link(whole, path)  # unlike a rename, it fails if another program has created the file
 
 
 def content(tools: Sequence[Exported], kind: str) -> bytes:

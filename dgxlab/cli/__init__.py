@@ -28,7 +28,7 @@ from dgxlab.cli import (
 )
 from dgxlab.cli._app import App, DbOption
 from dgxlab.cli._out import Format, FormatOption, Out, QuietOption, show_error
-from dgxlab.errors import AGAIN, DgxlabError, Interrupted, UsageError, command
+from dgxlab.errors import AGAIN, DgxlabError, Interrupted, UsageError, access
 
 
 def schema(output: Path | None = Option(None, "--output", "-o", help="Write here instead of stdout.")) -> None:
@@ -42,11 +42,8 @@ def schema(output: Path | None = Option(None, "--output", "-o", help="Write here
     if output is None:
         Out().result(None, text)
         return
-    try:
+    with access(output, "written", UsageError):
         output.write_text(text)
-    except OSError as error:
-        mend = command("ls", "-ld", output.parent)
-        raise UsageError(f"{output} cannot be written: {error.strerror}", next=mend) from error
 
 
 app = App(

@@ -16,7 +16,7 @@ from typer import Argument, Option
 from dgxlab.cli import _complete
 from dgxlab.cli._app import JOB, WideOption, Workspace
 from dgxlab.cli._out import Out, plural
-from dgxlab.errors import CheckFailed, SpecError, UsageError, command, edit
+from dgxlab.errors import CheckFailed, SpecError, UsageError, access, edit
 
 if TYPE_CHECKING:
     from dgxlab.document import Block, Document
@@ -261,14 +261,11 @@ def _page(store: Store, name: str) -> tuple[str, bytes]:
 
 
 def _write(path: Path, page: bytes) -> bool:
-    try:
+    with access(path, "written", SpecError):
         if path.is_file() and path.read_bytes() == page:
             return False
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(page)
-    except OSError as error:
-        message = f"{path} cannot be written: {error.strerror}"
-        raise SpecError(message, next=command("ls", "-ld", path.parent)) from error
     return True
 
 
@@ -346,13 +343,12 @@ def _linked(store: Store, document: Document) -> Iterator[tuple[_BlockState, byt
         where = (str(document.path), line, "")
         try:
             _, page = _page(store, alias)
-            reason = "" if path.is_file() else "there is no such file"
-            state = "stale" if reason or path.read_bytes() != page else "current"
         except UsageError as error:
             yield _BlockState(*where, "missing", error.message, str(path)), b""
             continue
-        except OSError as error:
-            raise SpecError(f"{path} cannot be read: {error.strerror}", next=command("ls", "-l", path)) from error
+        with access(path, "read", SpecError):
+            reason = "" if path.is_file() else "there is no such file"
+            state = "stale" if reason or path.read_bytes() != page else "current"
         yield _BlockState(*where, state, reason, str(path)), page
 
 

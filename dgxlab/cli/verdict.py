@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from dgxlab.cli._app import FailOnOption
 from dgxlab.cli._out import Out, plural
-from dgxlab.errors import CheckFailed, UsageError, command
+from dgxlab.errors import CheckFailed, UsageError, access
 from dgxlab.units import change, interval
 
 if TYPE_CHECKING:
@@ -94,10 +94,8 @@ class Line:
 
 
 def _read(file: Path) -> list[str]:
-    try:
+    with access(file, "read", UsageError):
         data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}", next=command("ls", "-ld", file.parent)) from error
     return data.decode("utf-8-sig", errors="replace").split("\n")  # a line that is not UTF-8 is not JSON either
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 from string import Template
 
 from dgxlab.agent import gpus
-from dgxlab.errors import SpecError, UsageError, command
+from dgxlab.errors import SpecError, UsageError, access, command
 from dgxlab.model import NAME
 from dgxlab.project import MARKER, is_marked, or_init, specs
 from dgxlab.source import programs
@@ -138,10 +137,7 @@ def _texts(folder: str, words: Mapping[str, str]) -> dict[str, str]:
 
 
 def _write(folder: Path, texts: Mapping[str, str]) -> None:
-    try:
+    with access(folder, "written", UsageError):
         for path, text in texts.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text)
-    except OSError as error:
-        look = command("ls", "-ld", folder)
-        raise UsageError(f"{os.fspath(folder)} cannot be written: {error.strerror}", next=look) from error

@@ -12,7 +12,6 @@ import io
 import itertools
 import math
 import re
-import shlex
 import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dgxlab import units
-from dgxlab.errors import UsageError, install, needs
+from dgxlab.errors import UsageError, access, install, needs
 from dgxlab.report import Number, Provenance, Report, Table
 
 if TYPE_CHECKING:
@@ -149,14 +148,11 @@ def write(figure: Figure, path: Path) -> Path:
         UsageError: if it cannot be written there.
     """
     content = _saved(figure, format="png", dpi=DPI, metadata={"Software": None})
-    try:
+    with access(path, "written", UsageError):
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.part")
         part.write_bytes(content)
         part.replace(path)
-    except OSError as error:
-        folder = shlex.quote(str(path.parent))
-        raise UsageError(f"the picture {path} cannot be written: {error.strerror}", next=f"ls -ld {folder}") from error
     return path
 
 

@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
-from dgxlab.errors import HostError, SpecError, command, edit, one_line
+from dgxlab.errors import HostError, SpecError, access, edit, one_line
 from dgxlab.model import HostEntry, Slurm, Text, digest, limit_s
 from dgxlab.spec.fields import Env, Few, Line, ModelPath, Name, Strict, unsafe_flags
 from dgxlab.spec.nodes import explain, locate, nearest, plain, refuse
@@ -176,12 +176,10 @@ def _identity(entry: HostEntry) -> str:
 def consent(entry: HostEntry, own: Path) -> None:
     """Store the user's consent to a host's entry as it is now, beside `own`; SpecError if that cannot be written."""
     path = own.with_name(_CONSENTS)
-    try:
+    with access(path, "written", SpecError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a") as out:
             out.write(one_line(f"{_identity(entry)} {entry.name} {entry.file}") + "\n")
-    except OSError as error:
-        raise SpecError(f"{path} cannot be written: {error.strerror}", next=command("ls", "-ld", path)) from error
 
 
 def add_host(path: Path, name: str, ssh: str) -> None:
@@ -192,21 +190,21 @@ def add_host(path: Path, name: str, ssh: str) -> None:
     path = path.resolve()  # keep a link: people store their settings elsewhere
     line = f"{json.dumps(name)}: {{ssh: {json.dumps(ssh, ensure_ascii=False)}}}"
     new = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        old = path.read_bytes() if path.exists() else b""
-        new.write_bytes(old + b"\n" * (old[-1:] not in (b"", b"\n")) + f"{line}\n".encode())
-        if path.exists():
-            shutil.copymode(path, new)
-        if _read(new)[name].ssh != ssh:
-            raise KeyError(name)
-        new.replace(path)
-    except OSError as error:
-        raise SpecError(f"{path} cannot be written: {error.strerror}", next=command("ls", "-ld", path)) from error
-    except (SpecError, KeyError) as error:
-        raise SpecError(f"{path} cannot take another line at its end; add by hand {line}", next=edit(path)) from error
-    finally:
-        new.unlink(missing_ok=True)
+    with access(path, "written", SpecError):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            old = path.read_bytes() if path.exists() else b""
+            new.write_bytes(old + b"\n" * (old[-1:] not in (b"", b"\n")) + f"{line}\n".encode())
+            if path.exists():
+                shutil.copymode(path, new)
+            if _read(new)[name].ssh != ssh:
+                raise KeyError(name)
+            new.replace(path)
+        except (SpecError, KeyError) as error:
+            what = f"{path} cannot take another line at its end; add by hand {line}"
+            raise SpecError(what, next=edit(path)) from error
+        finally:
+            new.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> dict[str, HostEntry]:

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from dgxlab.agent.boot import settle
-from dgxlab.errors import HostBusy, SpecError, command
+from dgxlab.errors import HostBusy, SpecError, access, command
 from dgxlab.project import or_init
 from dgxlab.store.schema import APPLICATION_ID, SCHEMA, VERSION, add_functions
 
@@ -58,13 +58,8 @@ def connect(path: Path, *, create: bool) -> sqlite3.Connection:
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         raise SpecError(f"this Python carries SQLite {sqlite3.sqlite_version}; results.db needs 3.37 or newer")
     if create:
-        try:
+        with access(path, "written", SpecError), contextlib.suppress(FileExistsError):
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-        except FileExistsError:
-            pass
-        except OSError as error:
-            look = command("ls", "-ld", path.parent)
-            raise SpecError(f"cannot make the database {path}: {error.strerror}", next=look) from error
     with named_errors(path):
         connection = open_existing(path)
         try:

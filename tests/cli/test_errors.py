@@ -46,7 +46,7 @@ def test_wrong_specs_are_refused(project: Project, spec: str, words: str) -> Non
         (f"run {TOY} --set nonsense", 9, "is not key=value"),
         (f"run {TOY} --set gates=[]", 9, "no gate can be removed"),
         (f"run {TOY} --tree /nosuch", 9, "is not a git checkout"),
-        (f"run {TOY} --db /no/such/results.db", 9, "cannot make the database"),
+        (f"run {TOY} --db /no/such/results.db", 9, "cannot be written"),
         ("plan nosuch.yaml", 9, "no such file"),
         ("report", 9, "there is no database"),
         ("jobs", 9, "there is no database"),

@@ -66,7 +66,7 @@ def test_a_file_without_chains_is_no_success_and_stdin_is_a_file(
     ran = dgxlab("verdict", write(tmp_path, "", " "))
     assert (ran.rc, ran.error) == (2, f"{tmp_path / 'chains.jsonl'} holds no chain")
     missing = dgxlab("verdict", tmp_path / "none")
-    assert (missing.rc, missing.next) == (2, f"ls -ld {tmp_path}")
+    assert (missing.rc, missing.next) == (2, f"ls -ld {tmp_path} {tmp_path / 'none'}")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(json.dumps(FASTER).encode())))
     assert dgxlab("verdict", "-").out.startswith("line 1: faster, +3.03 %")
 

@@ -152,7 +152,7 @@ def test_three_encodings_of_the_same_rows(store: Store, tmp_path: Path) -> None:
         ("rows.xls", ["llama-bench"], "says no format"),
         ("results.sqlite", ["llama-bench"], "is there already"),
         ("rows.csv", ["llama-bench", "test-backend-ops"], "--tool"),
-        ("no/rows.csv", ["llama-bench"], "cannot write"),
+        ("no/rows.csv", ["llama-bench"], "cannot be written"),
     ],
 )
 def test_what_the_file_cannot_be(store: Store, tmp_path: Path, name: str, tools: list[str], reason: str) -> None:

@@ -64,7 +64,7 @@ def test_an_earlier_picture_is_replaced_whole(store: Store, tmp_path: Path) -> N
     assert list(path.parent.iterdir()) == [path]
     with pytest.raises(UsageError, match="cannot be written: ") as error:
         drawn(store, A, path / "below-a-file.png")
-    assert error.value.next == f"ls -ld {path}"
+    assert error.value.next == f"ls -ld {path} {path}/below-a-file.png"
 
 
 def test_strange_letters_do_not_stop_it(tmp_path: Path) -> None:
