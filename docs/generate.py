@@ -27,6 +27,11 @@ EVERY = ("--db", "--format", "--quiet", "--help")
 MEASURING = ("--host", "--set", "--trust-source", "--wait", "--nodes")
 """Options of every command that measures."""
 
+WITH_MODEL = ("LlamaBenchSpec", "BatchedBenchSpec", "ServeSpec", "ProfileSpec")
+"""Entries of a bench that run a model."""
+ON_TEXT = ("GreedyGateSpec", "PerplexityGateSpec")
+"""Gates that run a model on text."""
+
 
 def usage(*command: str, without: Collection[str] = ()) -> str:
     """Return a command's help in a code block, 80 columns wide, without these options."""
@@ -39,15 +44,24 @@ def usage(*command: str, without: Collection[str] = ()) -> str:
     return f"```text\n{text}```"
 
 
-def keys(name: str = "") -> str:
-    """Return a markdown table of the keys of one part of a spec, the top level by default."""
+def keys(*names: str, without: Collection[str] = ()) -> str:
+    """Return a markdown table of the keys that parts of a spec share, without those that the parts `without` share.
+
+    One part has all its own; "" is the top level.
+    """
+    rows = [row for row in _rows(names[0]) if all(row in _rows(name) for name in names[1:])]
+    left_out = [row for row in rows if without and all(row in _rows(name) for name in without)]
+    head = ["| key | value | default | meaning |", "| --- | --- | --- | --- |"]
+    return "\n".join([*head, *(row for row in rows if row not in left_out)])
+
+
+def _rows(name: str) -> list[str]:
     part = SCHEMA["$defs"][name] if name else SCHEMA
     required = part.get("required", [])
-    rows = ["| key | value | default | meaning |", "| --- | --- | --- | --- |"]
-    for key, schema in part["properties"].items():
-        default = "required" if key in required else _default(schema)
-        rows.append(f"| `{key}` | {_values(schema)} | {default} | {_meaning(schema)} |")
-    return "\n".join(rows)
+    return [
+        f"| `{key}` | {_values(schema)} | {'required' if key in required else _default(schema)} | {_meaning(schema)} |"
+        for key, schema in part["properties"].items()
+    ]
 
 
 def _meaning(schema: Mapping[str, Any]) -> str:
