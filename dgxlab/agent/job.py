@@ -33,6 +33,7 @@ from dgxlab.agent.facts import boot_id
 from dgxlab.agent.files import sha256
 from dgxlab.agent.lock import TRIES, in_place, lock
 from dgxlab.errors import AGAIN, JobLost, RemoteError, UsageError, one_line
+from dgxlab.model.parts import FinalStatus
 from dgxlab.replies import LIVE, SLURMS_WORD, Status, final_status, sealed
 
 _STAGED = ("plan.json", "agent.pyz")
@@ -44,7 +45,8 @@ SEAL = 128
 """Bytes of _RESERVE for the digest of a final status."""
 CANCELLED = "cancelled"
 """File of a job that Slurm started and that the user has cancelled: TERM is not by Slurm itself then."""
-_CANCELLED = {"exit_code": 130, "status": "cancelled", "message": "", "next": ""}
+BY_USER: FinalStatus = {"exit_code": 130, "status": "cancelled", "message": "", "next": ""}
+"""The final status of a cancelled job."""
 _KILL_WAIT_S = 35.0
 """How long Slurm waits, by default, between TERM and KILL, and a little more."""
 _START_S = 20.0
@@ -204,7 +206,7 @@ class Job:
             return self._cancel_by_slurm(patience_s)
         staged = self.status().state == "staged"
         if staged and not self.set_aside() and (fd := self.begin()) is not None:
-            self.finish(**_CANCELLED)
+            self.finish(**BY_USER)
             os.close(fd)
         deadline = time.monotonic() + patience_s
         if self._held() and (sid := self._sid()) in [pid for pid, _, _ in self._processes()]:
@@ -228,7 +230,7 @@ class Job:
     def _cancel_by_slurm(self, patience_s: float) -> Status:
         (self.folder / CANCELLED).touch()
         if not self._started.exists() and (fd := self.begin()) is not None:
-            self.finish(**_CANCELLED)
+            self.finish(**BY_USER)
             os.close(fd)
         deadline = time.monotonic() + _KILL_WAIT_S + patience_s
         slurm.cancel(self.job_id)

@@ -22,7 +22,7 @@ from dgxlab.agent.environment import Root
 from dgxlab.agent.facts import gather
 from dgxlab.agent.files import clean_command, full_disk, remote_error
 from dgxlab.agent.gates import run_gate
-from dgxlab.agent.job import CANCELLED, Job
+from dgxlab.agent.job import BY_USER, CANCELLED, Job
 from dgxlab.agent.measure import Completed, Workbench
 from dgxlab.errors import AGAIN, DgxlabError, GateFailed, JobLost, RemoteError, UsageError
 from dgxlab.model import (
@@ -238,13 +238,10 @@ def _carry_out(job: Job, root: Root) -> FinalStatus:
     return end
 
 
-_CANCELLED: FinalStatus = {"exit_code": 130, "status": "cancelled", "message": "", "next": ""}
-
-
 def _terminated(job: Job, worker: Worker | None = None) -> FinalStatus:
     """Return the end of a job that has got TERM: from the user, or from Slurm for a reason of its own."""
     if not (job.folder / slurm.FILE).exists() or (job.folder / CANCELLED).exists():
-        return _CANCELLED
+        return BY_USER
     lost = JobLost(f"Slurm ended the job: {slurm.why_ended()}; what it measured is kept", next=AGAIN)
     if worker:
         worker.report(lost)

@@ -26,11 +26,11 @@ from dgxlab.report.tables import (
     origin_of,
     settings_of,
     sort_key,
-    stream_test,
     varying_of,
 )
 from dgxlab.store import alias
 from dgxlab.tools import BY_FORM
+from dgxlab.tools.llama_bench import name_of_test
 
 if TYPE_CHECKING:
     from dgxlab.store import Store
@@ -65,7 +65,7 @@ def of_forms(store: Store, wanted: Query, *forms: str) -> list[Evidence]:
     arms, tools = find_arms(store, wanted), [BY_FORM[form] for form in forms]
 
     def has(pattern: str, cell: Cell) -> bool:
-        test = stream_test(cell.params) if cell.tool == BY_FORM["single-stream"] else ""
+        test = name_of_test(cell.params) if cell.tool == BY_FORM["single-stream"] else ""
         return asking.has_words(pattern, f"{asking.label(cell)} {test}", {**cell.params, **cell.fixed})
 
     def fitting(arm: Evidence, patterns: Sequence[str]) -> tuple[Measured, ...]:
@@ -162,11 +162,11 @@ def single_stream(arms: Sequence[Evidence]) -> Table:
             others = settings_with_model(SINGLE_STREAM, cell.ask)
             lead = {"arm": arm.name, **{key: others.get(key) for key in ("model", *varying)}}
             row = rows.setdefault((arm.name, repr(sorted(others.items()))), lead)
-            test = stream_test(cell.ask.cell.params)
+            test = name_of_test(cell.ask.cell.params)
             row |= {test: cell.quantities.get("avg_ts"), f"{test} {CEILING}": ceiling_share(arm, cell)}
-    asks = distinct_asks(cells, lambda ask: stream_test(ask.cell.params))
+    asks = distinct_asks(cells, lambda ask: name_of_test(ask.cell.params))
     asks.sort(key=lambda ask: (not ask.cell.params.get("n_prompt"), sort_key(SINGLE_STREAM, ask)))
-    tests = [stream_test(ask.cell.params) for ask in asks]
+    tests = [name_of_test(ask.cell.params) for ask in asks]
     columns = [Column("arm", "experiment"), *leading(list(rows.values()), varying)]
     for test in tests:
         share = f"{test} {CEILING}"

@@ -17,11 +17,12 @@ from dgxlab.report.beside import fits, matching_series, rows_beside
 from dgxlab.report.evidence import Evidence, arms_of_job, find_evidence
 from dgxlab.report.records import Column, Number, Origin, Provenance, Row, Table, Value, columns, grouped
 from dgxlab.report.session import WORDS, older
-from dgxlab.report.tables import OPS, SINGLE_STREAM, common, provenance, sort_key, stream_test
+from dgxlab.report.tables import OPS, SINGLE_STREAM, common, provenance, sort_key
 from dgxlab.report.verdicts import PREFIX, newest_with_verdicts
 from dgxlab.stats import VERDICTS, Verdict, speedup
 from dgxlab.store import REJECTED, alias
 from dgxlab.tools import BY_FORM
+from dgxlab.tools.llama_bench import name_of_test
 
 if TYPE_CHECKING:
     from dgxlab.store import Job, Store
@@ -188,7 +189,7 @@ def steps(store: Store, wanted: Query) -> Table:
         fitting = [
             key
             for key, params in cells.items()
-            if fits(published, {"op": params.get("op_name"), "test": stream_test(params), **params})
+            if fits(published, {"op": params.get("op_name"), "test": name_of_test(params), **params})
         ]
         return fitting[0] if len(fitting) == 1 else None
 
@@ -268,5 +269,5 @@ def _columns(arms: Sequence[Evidence]) -> tuple[_Shown, dict[str, Value]]:
     shared = common(settings)
     for ask, others in zip(streams, settings, strict=True):
         more = [f"{key}={value}" for key, value in others.items() if key not in shared]
-        show(ask, " ".join([stream_test(ask.cell.params), *more]), "avg_ts")
+        show(ask, " ".join([name_of_test(ask.cell.params), *more]), "avg_ts")
     return shown, {**alike, **shared}

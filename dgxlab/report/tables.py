@@ -14,7 +14,6 @@ from dgxlab.model import (
     Cell,
     Check,
     LaunchedGate,
-    Param,
     ParityGate,
     SyntheticModel,
     about,
@@ -26,6 +25,7 @@ from dgxlab.report.ask import CellAsk, Gate, label, op_params
 from dgxlab.report.evidence import Evidence, Measured, range_of
 from dgxlab.report.records import Column, Flag, Number, Provenance, Row, Table, Value, columns, grouped, labels_of
 from dgxlab.tools import BENCHES, BY_FORM
+from dgxlab.tools.llama_bench import name_of_test
 
 if TYPE_CHECKING:
     from dgxlab.model.parts import Contents
@@ -59,7 +59,7 @@ OPS = Form(
 SINGLE_STREAM = Form(
     "single-stream",
     lambda ask: "Single stream",
-    lambda ask: {"model": ask.model, "test": stream_test(ask.cell.params)},
+    lambda ask: {"model": ask.model, "test": name_of_test(ask.cell.params)},
     lambda ask: (ask.model, not ask.cell.params.get("n_prompt"), *(ask.cell.params.get(key, 0) for key in STREAM)),
     (*STREAM, "repetitions"),
     ("avg_ts",),
@@ -123,13 +123,6 @@ def with_host_gap(evidence: Evidence) -> Evidence:
             cell = replace(cell, quantities={**cell.quantities, "host_gap_ms": gap})  # noqa: PLW2901
         measured.append(cell)
     return replace(evidence, measured=tuple(measured))
-
-
-def stream_test(params: Mapping[str, Param]) -> str:
-    """Return llama-bench's name of a test: `pp512`, `tg128`, `pp512+tg128`, `tg128 @ d4096`."""
-    parts = [f"{word}{params[key]}" for word, key in (("pp", "n_prompt"), ("tg", "n_gen")) if params.get(key)]
-    depth = f" @ d{params['n_depth']}" if params.get("n_depth") else ""
-    return "+".join(parts) + depth
 
 
 def provenance(

@@ -50,11 +50,6 @@ class Verdict:
     screen: bool = False  # one bracket: can reject, never accept
 
     @property
-    def codes(self) -> tuple[VerdictCode, ...]:
-        """The codes of the reasons; none for a verdict read from the record, where reasons are only sentences."""
-        return tuple(reason.code for reason in self.reasons if isinstance(reason, VerdictReason))
-
-    @property
     def interval(self) -> tuple[float, float] | None:
         """The interval that decided the verdict: `same_ci` for `same`, else `ci`."""
         return self.same_ci or self.ci if self.verdict == "same" else self.ci

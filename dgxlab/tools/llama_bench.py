@@ -115,7 +115,7 @@ class LlamaBench(Benchmark):
             more = tool.varying({k: v for k, v in setting.items() if k != "n_depth"}, self.axes)
             cells = {}
             for pp, tg in asked:
-                label = _label(pp, tg, setting.get("n_depth")) + more
+                label = name_of_test({"n_prompt": pp, "n_gen": tg, **setting}) + more
                 cells[pp, tg] = Cell(self.name, label, {"n_prompt": pp, "n_gen": tg, **setting}, fixed)
             left = {size: cell for size, cell in cells.items() if keep(self.model, cell)}
             flags = (
@@ -130,9 +130,10 @@ class LlamaBench(Benchmark):
             yield tool.launch_on_model(PROGRAM, self, env, left.values(), flags)
 
 
-def _label(pp: int, tg: int, depth: object) -> str:
-    """Name a test as the tool does: `pp512`, `tg128 @ d4096`, `pp512+tg128`."""
-    return "+".join([f"pp{pp}"] * (pp > 0) + [f"tg{tg}"] * (tg > 0)) + (f" @ d{depth}" if depth else "")
+def name_of_test(params: Mapping[str, Any]) -> str:
+    """Return the tool's name of a test: `pp512`, `tg128`, `pp512+tg128`, `tg128 @ d4096`."""
+    parts = [f"{word}{params[key]}" for word, key in (("pp", "n_prompt"), ("tg", "n_gen")) if params.get(key)]
+    return "+".join(parts) + (f" @ d{params['n_depth']}" if params.get("n_depth") else "")
 
 
 # -- imported files ---------------------------------------------------------------------------------------------------
@@ -216,7 +217,7 @@ def _row(columns: Mapping[str, Any], same: Mapping[str, Any]) -> Row:
     """Return a row with mean and spread as printed, and the repetitions' times where they are there."""
     test = {name: reading.whole({"n_depth": 0, **columns}, name) for name in _TEST}  # older versions know no depth
     own = {name: columns[name] for name in columns if name not in (*MEASURED, *_TEST, *same)}
-    label = _label(*test.values()) + "".join(f" {name}={setting}" for name, setting in own.items())
+    label = name_of_test(test) + "".join(f" {name}={setting}" for name, setting in own.items())
     mean, spread = reading.value("avg_ts", "t/s", columns), reading.value("stddev_ts", "t/s", columns, above_0=False)
     if spread.values[0] < 0:
         raise Refused(f"stddev_ts is {columns['stddev_ts']}, below 0")

@@ -8,9 +8,9 @@ from dgxlab.model import CellResult, Measurement, RunStep
 from dgxlab.report import Table, collect, page, query, render, render_page
 from dgxlab.report.cells import layout
 from dgxlab.report.records import Flag
-from dgxlab.report.tables import stream_test
 from dgxlab.store import Store
 from dgxlab.tools import BackendOpsBench, BatchedBench, LlamaBench
+from dgxlab.tools.llama_bench import name_of_test
 from dgxlab.units import MISSING as DASH
 from tests.report.worlds import Session, Tool, h200, numbers
 
@@ -34,7 +34,7 @@ def only_table(store: Store, *bench: object, **changes: object) -> Table:
     ],
 )
 def test_tests_are_called_as_llama_bench_calls_them(params: dict[str, int], name: str) -> None:
-    assert stream_test(params) == name
+    assert name_of_test(params) == name
 
 
 def test_what_varies_is_a_column_and_the_rest_is_beneath(store: Store) -> None:
