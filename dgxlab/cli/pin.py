@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,9 +95,8 @@ def check(
     if pin == spec.pin:
         raise UsageError(f"{spec.name} is on pin {pin[:12]} already", next="name a newer one, or another --like")
     asked = Check(spec, pin, sources, screen, 60 * options.wait)
-    where = replace(workspace, project=Path(spec.root), trust_source=options.trust_source)
     rows = []
-    with where.lab(create=True) as lab, display(out) as watch:
+    with options.at(workspace, spec).lab(create=True) as lab, display(out) as watch:
         for row in asked.rows(lab, wanted, others, watch):
             rows.append(row)
             tried = "not tried" if row.uncompiled == "all" else "checked"

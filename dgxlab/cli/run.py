@@ -21,7 +21,7 @@ from dgxlab.units import share
 if TYPE_CHECKING:
     from dgxlab.lab.outlook import Outlook
     from dgxlab.lab.request import Request
-    from dgxlab.model import Plan
+    from dgxlab.model import Experiment, Plan
     from dgxlab.report import SessionReport
 
 _STOCK = "stock"  # the experiment that two checkouts are measured with, unless another is named
@@ -77,9 +77,9 @@ class _SpecOptions:
         (only,) = self.requests(kind, spec, baseline, **options)
         return only
 
-    def at(self, workspace: Workspace, request: Request) -> Workspace:
-        """Return the workspace of the project that the first spec belongs to."""
-        return replace(workspace, project=Path(request.experiments[0].root), trust_source=self.trust_source)
+    def at(self, workspace: Workspace, spec: Experiment) -> Workspace:
+        """Return the workspace of the project that a spec belongs to."""
+        return replace(workspace, project=Path(spec.root), trust_source=self.trust_source)
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ def plan(
         requests = options.requests("ab", candidate, spec, allow=allow or (), max_s=seconds(max_minutes))
     else:
         requests = options.requests("run", spec, tree=tree)
-    workspace, beside = options.at(workspace, requests[0]), bool(options.host and not candidate)
+    workspace, beside = options.at(workspace, requests[0].experiments[0]), bool(options.host and not candidate)
     shown = [_planned(request, effect, workspace, out, beside=beside) for request in requests]
     values = [value for value, _ in shown]
     out.result(values if len(values) > 1 else values[0], "\n\n".join(text for _, text in shown))
@@ -309,7 +309,7 @@ def _measure(
     from dgxlab.lab import session
 
     request = requests[0]
-    workspace, tell = options.at(workspace, request), on_end(out)
+    workspace, tell = options.at(workspace, request.experiments[0]), on_end(out)
     out.note(workspace.where)
     hosts = options.hosts(request.experiment.host)
     requests = [replace(each, wait_s=60.0 * options.wait) for each in requests]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +17,6 @@ from dgxlab.project import or_init
 from dgxlab.units import change, interval
 
 if TYPE_CHECKING:
-    from dgxlab.lab import Lab
     from dgxlab.lab.search import Compared, Found, Step, Subject
     from dgxlab.model import Experiment
     from dgxlab.stats import Verdict
@@ -72,7 +69,7 @@ def bisect(  # noqa: PLR0913 - each is an option
         what = "cannot be tested" if answer.probability is None else f"there with {100 * answer.probability:.1f} %"
         out.note(f"{steps[answer.step].name}: {answer.compared.reason or what}")
 
-    with _lab(options, workspace, spec) as lab, display(out) as watch:
+    with options.at(workspace, spec).lab(create=True) as lab, display(out) as watch:
         result = search.bisect(lab, steps, by, watch, confidence=confidence, on_answer=tell)
     _show_found(result, steps, cell, confidence, out)
 
@@ -101,7 +98,7 @@ def ablate(
     by = search.Search(tuple(cell or ()), "screen" if screen else "ab", 60 * options.wait)
     rows: list[dict[str, Any]] = []
     shown: list[dict[str, str]] = []
-    with _lab(options, workspace, spec) as lab, display(out) as watch:
+    with options.at(workspace, spec).lab(create=True) as lab, display(out) as watch:
         for patch, compared in search.ablate(lab, spec, series, _patches(spec, series), by, watch):
             rows.append(_value(compared) | {"without": patch})
             words = shown_verdicts(compared.verdicts) or [
@@ -188,11 +185,6 @@ def _value(compared: Compared) -> dict[str, Any]:
 def shown_verdicts(verdicts: Sequence[tuple[Subject, Verdict]]) -> list[str]:
     """Return a line for each verdict: `pp512 slower -3.10 % (-3.50 to -2.70)`, or why it is invalid."""
     return [f"{subject.name} {verdict.verdict}{_effect(verdict)}" for subject, verdict in verdicts]
-
-
-def _lab(options: JobOptions, workspace: Workspace, spec: Experiment) -> AbstractContextManager[Lab]:
-    where = replace(workspace, project=Path(spec.root), trust_source=options.trust_source)
-    return where.lab(create=True)
 
 
 def _effect(verdict: Verdict) -> str:

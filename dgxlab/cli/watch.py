@@ -41,7 +41,7 @@ def watch(
     from dgxlab.lab.watching import rounds
 
     request = options.request("screen", spec, spec, tree=tree, wait_s=60 * options.wait)
-    workspace = options.at(workspace, request)
+    workspace = options.at(workspace, request.experiments[0])
     out.note(workspace.where)
     count = 0
     with workspace.lab(create=True) as lab, suppress(KeyboardInterrupt):  # also while a line is printed
