@@ -93,8 +93,12 @@ def burn_in_values(step: ChainStep, runs: Iterable[ChainRun]) -> list[list[float
 
 def needs_burn_in(step: ChainStep, burn_in: Iterable[Sequence[float | None]]) -> bool:
     """Return whether the burn-in needs another run, given its `burn_in_values`."""
-    fewest = stats.BURN_IN_RUNS[0] if step.cycles else stats.PLANNING_RUNS
-    return any(stats.burn_in_needed(values, fewest) for values in burn_in)
+    return any(stats.burn_in_needed(values, shortest_burn_in(step)) for values in burn_in)
+
+
+def shortest_burn_in(step: ChainStep) -> int:
+    """Return the minimum runs of a burn-in, more if they are to choose the cycles."""
+    return stats.BURN_IN_RUNS[0] if step.cycles else stats.PLANNING_RUNS
 
 
 def cycles_wanted(step: ChainStep, runs: Iterable[ChainRun]) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from dgxlab import model, stats
-from dgxlab.chains import drift_limit
+from dgxlab.chains import drift_limit, shortest_burn_in
 from dgxlab.cli._out import plural, table
 from dgxlab.lab.outlook import noise_command
 from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, ChainStep, ParityGate, Plan, RunStep
@@ -30,7 +30,7 @@ def describe(plan: Plan, expected: Mapping[str, float | None]) -> str:
     """
     lines = [f"experiment {plan.name}"]
     for arm in plan.arms:
-        series = ", ".join(f"{ref.name}@{ref.digest[:12]}" for ref in arm.source.series) or "none"
+        series = ", ".join(map(str, arm.source.series)) or "none"
         lines.append(f"arm {arm.name}: pin {arm.source.pin[:12]}, series {series}, tree {arm.source.tree[:12]}")
     for step in plan.steps:
         head, *rest = _chain(step) if isinstance(step, ChainStep) else _step(step)
@@ -76,8 +76,7 @@ def _step(step: model.Step) -> Iterator[str]:
 def _chain(step: ChainStep) -> Iterator[str]:
     extra = 0 if step.screen else stats.EXTRA_CYCLES
     least, most = (step.cycles, step.cycles) if step.cycles else cycle_range(step.claims)
-    first = stats.BURN_IN_RUNS[0] if step.cycles else stats.PLANNING_RUNS
-    runs = f"{first + 2 * least + 1} to {stats.BURN_IN_RUNS[1] + 2 * (most + extra) + 1} runs"
+    runs = f"{shortest_burn_in(step) + 2 * least + 1} to {stats.BURN_IN_RUNS[1] + 2 * (most + extra) + 1} runs"
     yield f"[{step.id}] {runs} of at most {duration(max(step.baseline.limit_s, step.candidate.limit_s))} each"
     if step.candidate == step.baseline:
         yield "  baseline and candidate"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dgxlab import judgement, plan, stats
-from dgxlab.chains import comparisons
+from dgxlab.chains import comparisons, shortest_burn_in
 from dgxlab.model import (
     BuildStep,
     ChainStep,
@@ -211,8 +211,7 @@ def _run_s(store: Store, step: RunStep, device: str) -> float | None:
 
 
 def _chain_s(step: ChainStep, cycles: int, run_s: float | None) -> float | None:
-    burn_in = stats.BURN_IN_RUNS[0] if step.cycles else stats.PLANNING_RUNS
-    return None if run_s is None else burn_in * run_s + (2 * cycles + 1) * (step.block_s + run_s)
+    return None if run_s is None else shortest_burn_in(step) * run_s + (2 * cycles + 1) * (step.block_s + run_s)
 
 
 def _fewest(step: ChainStep) -> int:

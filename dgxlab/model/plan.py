@@ -24,6 +24,9 @@ class SeriesRef:
     name: str
     digest: str
 
+    def __str__(self) -> str:
+        return f"{self.name}@{self.digest[:12]}"
+
 
 @dataclass(frozen=True)
 class Source:

@@ -122,7 +122,7 @@ def _origins(provenances: Sequence[Provenance]) -> list[str]:
     sessions = dict.fromkeys(session for origin in unique for session in origin.sessions)
     builds = {}
     for origin in unique:
-        series = ", ".join(f"{ref.name}@{ref.digest[:12]}" for ref in origin.series) or "none"
+        series = ", ".join(map(str, origin.series)) or "none"
         builds[origin.experiment] = f"pin {origin.pin[:12]} · series {series}" + " · working tree" * origin.dirty
     synthetic = sorted({model for origin in unique for model in origin.synthetic})
     return [

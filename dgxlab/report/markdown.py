@@ -349,7 +349,7 @@ def _sources(table: Table) -> Iterator[tuple[object, _Note]]:
             f"session {', '.join(origin.sessions) or units.MISSING}",
             f"host {origin.host} · backend {origin.backend}",
             f"pin {origin.pin[:12]} · {tree} · build {origin.build_id or units.MISSING}",
-            "series " + (", ".join(f"{ref.name}@{ref.digest[:12]}" for ref in origin.series) or "none"),
+            "series " + (", ".join(map(str, origin.series)) or "none"),
             *(f"model {model}" for model in origin.models),
         ]
         note = _Note(title, [*facts, *side.notes], side.conditions)

@@ -174,7 +174,7 @@ def differences(plan: Plan) -> Iterator[Difference]:
     """
     chain = next(plan.chains)
     baseline, candidate = plan.arm(chain.baseline.arm), plan.arm(chain.candidate.arm)
-    series = [", ".join(f"{ref.name}@{ref.digest[:12]}" for ref in arm.source.series) for arm in (baseline, candidate)]
+    series = [", ".join(map(str, arm.source.series)) for arm in (baseline, candidate)]
     steps = [step for step in plan.steps if isinstance(step, ModelStep)]
     before, after = ({step.model: step.path for step in steps if step.arm == arm.name} for arm in (baseline, candidate))
     yield from differing("pin", {"": baseline.source.pin[:12]}, {"": candidate.source.pin[:12]})
