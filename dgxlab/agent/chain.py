@@ -238,7 +238,6 @@ class ChainRunner:
         self._tell("cooling", note)
 
     def _last_flaw(self) -> str:
-        """Return the flaw of the last run, "" for none."""
         role, cycle = self._at
         wrong = self._runs[-1].flaw
         if role == BASELINE and cycle and not wrong:
@@ -247,7 +246,6 @@ class ChainRunner:
         return f"{role} {cycle} {wrong}" if wrong else ""
 
     def _unsettled(self) -> bool:
-        """Return whether the burn-in has used all its runs and has not settled."""
         values = self._burn_in_values()
         ended = not chains.needs_burn_in(self._step, values)
         return self._at[0] == BURN_IN and ended and not all(map(burn_in_settled, values))

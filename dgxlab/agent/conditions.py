@@ -219,7 +219,6 @@ def number(text: str | None) -> float | None:
 
 
 def _readings(state: Mapping[str, Any]) -> dict[tuple[str, str], float]:
-    """Return the counters of a state by device and name, those that are known."""
     counters = {(row["uuid"], name): number(row.get(name)) for row in state["gpus"] for name in _COUNTERS}
     counters |= {(HOST, name): state.get(name) for name in _COUNTERS}
     return {key: value for key, value in counters.items() if value is not None}

@@ -131,7 +131,6 @@ def collect_sweep_sessions(store: Store, jobs: Sequence[str]) -> Page:
 
 
 def _leads(arms: Sequence[tuple[str, Ask]]) -> tuple[list[Column], list[Row]]:
-    """Return the first columns of a sweep's table, and their values: experiment, host, and the settings that vary."""
     settings = [{"host": ask.host, **ask.arm.cmake, **ask.arm.env} for _, ask in arms]
     rows: list[Row] = [{"arm": name, **of} for (name, _), of in zip(arms, settings, strict=True)]
     return [Column("arm", "experiment"), *leading(rows, varying_of(settings))], rows

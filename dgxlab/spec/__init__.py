@@ -93,7 +93,6 @@ def _tree(path: Path, overrides: Sequence[str], host: str | None) -> Node:
 
 
 def _spec(path: Path, tree: Node) -> ExperimentSpec:
-    """Check the values of a tree one by one."""
     # as JSON, whose lists may become tuples; a file's name may hold bytes that are no UTF-8
     text = json.dumps(plain(tree), ensure_ascii=False).encode("utf-8", "replace")
     try:

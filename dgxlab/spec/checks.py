@@ -87,7 +87,6 @@ def held_out(experiment: Experiment) -> Iterator[_Finding]:
 
 
 def _bodies(spec: ExperimentSpec) -> Iterator[tuple[Loc, Any]]:
-    """Yield every gate, bench and holdout entry with its place."""
     for part, entries in (("gates", spec.gates), ("bench", spec.bench or []), ("holdout", spec.holdout or [])):
         for place, entry in enumerate(entries):
             kind, body = entry.kind

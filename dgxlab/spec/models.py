@@ -70,7 +70,6 @@ def _declared(base: type[Strict], name: str, record: Any, keys: Mapping[str, Key
 
 
 def _frozen(value: Any) -> Any:
-    """Return a list as a tuple, those in a map too."""
     if isinstance(value, list):
         return tuple(map(_frozen, value))
     return {key: _frozen(each) for key, each in value.items()} if isinstance(value, dict) else value

@@ -264,7 +264,6 @@ def _of_vllm(command: Sequence[str]) -> dict[str, str]:
 
 
 def _flags(words: Sequence[str]) -> dict[str, str]:
-    """Return the word after each flag, "" for none."""
     split = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     return {word: after for word, after in pairwise([*split, ""]) if word.startswith("--")}
 
