@@ -87,7 +87,7 @@ def list_(
     Example: dgxlab tries list stock
     """
     from dgxlab.judgement import tries
-    from dgxlab.report.tries import NOT_YET, changed
+    from dgxlab.report.tries import changed, ended
 
     with workspace.store() as store:
         rows = tries.ledger(store, baseline, host)
@@ -95,7 +95,7 @@ def list_(
         {
             "try": str(row["number"]),
             "baseline": f"{row['baseline']} on {row['host']}",
-            "ended": row["ended"] or NOT_YET,
+            "ended": ended(row),
             "lines": changed(row),
             "took": duration(row["seconds"] or 0.0),
             "because": row["because"],
@@ -128,6 +128,7 @@ def show(number: _TryArgument, of: _OfOption = "", *, workspace: Workspace, out:
     names = ("try_id", "because", "ended", "why", "p", "level", "tree", "parent")
     facts = [f"{name:<8} {told[name]}" for name in names if told[name] is not None]
     facts.append(f"{'lines':<8} {told['lines']}, over {_OVER[told['diff_over']].format(**told)}")
+    facts += [f"{'session':<8} {job_id}" for job_id in told["sessions"]]
     cells = []
     for cell in told["cells"]:
         effect = "" if cell["effect"] is None else f" {change(cell['effect'])} %"

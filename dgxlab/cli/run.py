@@ -290,7 +290,7 @@ def _arms(baseline: str | None, candidate: str | None, trees: Sequence[Path]) ->
 def seconds(max_minutes: float | None) -> float:
     """Return a limit in seconds, 0 for none."""
     if max_minutes is not None and not 0 < max_minutes < math.inf:
-        raise SpecError(f"{max_minutes:g} minutes are no time to measure in", next="dgxlab ab --help")
+        raise SpecError(f"{max_minutes:g} minutes are no time to measure in", next=f"{AGAIN} with --max-minutes MORE")
     return 60 * (max_minutes or 0.0)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dgxlab.errors import UsageError
@@ -48,35 +48,42 @@ def ledgers(store: Store, wanted: Query) -> Page:
     return Page(wanted.form, tuple(results))
 
 
+def ended(row: TryRow) -> str:
+    """Return how a try ended, "rejected" if one of its sessions was."""
+    return "rejected" if row["rejected"] else row["ended"] or NOT_YET
+
+
 def changed(row: TryRow) -> str:
     """Return how many lines a try changes, with a word if they are counted over the pin."""
     return f"{row['lines']}{' over pin' * (row['diff_over'] == 'pin')}"
 
 
 def _table(store: Store, ledger: Sequence[TryRow], title: str) -> Table:
-    rows = list(_rows(store, ledger))
-    counts = {how.value: sum(row["ended"] == how.value for row in ledger) for how in Ended}
-    newest = next((job for row in reversed(ledger) for job in tries.sessions_of(store, row["try_id"]).values()), None)
+    shown = _sessions(store)
+    rows = list(_rows(ledger, shown))
+    counts = {how.value: sum(row["ended"] == how.value for row in rows) for how in Ended}
+    newest = next((shown[row["try_id"]][0] for row in reversed(ledger) if row["try_id"] in shown), None)
     source = Provenance(ledger[0]["baseline"], host=ledger[0]["host"])
-    if newest and (arms := arms_of_job(store, newest)):
-        source = provenance(next(iter(arms.values())), [newest.job_id])
+    if newest and (arms := arms_of_job(store, store.job(newest))):
+        source = provenance(next(iter(arms.values())), [newest])
     settings = {how: count for how, count in counts.items() if count}
     origins = (Origin(source.experiment, source),)
     return Table("tries", f"Tries: {title}", COLUMNS, tuple(rows), source, settings, kind="arms", origins=origins)
 
 
-def _rows(store: Store, ledger: Sequence[TryRow]) -> Iterator[Row]:
+def _rows(ledger: Sequence[TryRow], shown: Mapping[str, tuple[str, float | None]]) -> Iterator[Row]:
     speeds: dict[str | None, float] = {None: 1.0}  # of each try by the baseline's
     numbers = {row["try_id"]: row["number"] for row in ledger}
-    best, shown = 1.0, _sessions(store)
+    best = 1.0
     for row in ledger:
         session, gain = shown.get(row["try_id"], (None, None))
         speed = None if gain is None else speeds.get(row["parent"], 1.0) * (1 + gain)
         if row["ended"] == Ended.PROMOTED.value and speed:
-            speeds[row["try_id"]] = best = speed
+            speeds[row["try_id"]] = speed
+            best = best if row["rejected"] else speed
         yield {
             "try": row["number"],
-            "ended": "rejected" if row["rejected"] else row["ended"] or NOT_YET,
+            "ended": ended(row),
             "gain": None if gain is None else f"{100 * gain:+.2f}",
             "speed": speed,
             "best": f"{100 * (best - 1):+.2f}",

@@ -115,6 +115,7 @@ def test_a_try_is_shown_over_what_it_is_compared_with(new: Loop) -> None:
     assert changed == [["-1000000", "+9000000"], ["-9000000", "+8000000"]]
     text = new.project.ok("tries", "show", "2").out
     assert "\nlines    2, over the parent\n" in text
+    assert f"\nsession  {second['sessions'][0]}\nsession  {second['sessions'][1]}\n" in text
     assert "ggml.c" not in text
     exported = new.project.json("tries", "export", "2", "faster")
     patch = (new.project.folder / "patches/faster" / exported["patches"][0]).read_text()
@@ -129,6 +130,7 @@ def test_a_try_is_shown_over_what_it_is_compared_with(new: Loop) -> None:
     assert (old["diff_over"], old["diff"], "no toys" in whole) == ("pin", whole, True)
     pin = new.project.machine.pin[:12]
     assert f"\nlines    4, over pin {pin}, the baseline's series included\n" in new.project.ok("tries", "show", "1").out
+    assert f"- session {second['sessions'][1]}\n" in new.project.ok("report", "--form", "tries").out
     listing, report = (new.project.ok(*words).out for words in (("tries", "list"), ("report", "--form", "tries")))
     assert (listing.count(" 4 over pin "), report.count("| 4 over pin |")) == (1, 1)
 
@@ -189,9 +191,12 @@ def test_a_screen_whose_baselines_are_apart_drops_nothing(loop: Loop) -> None:
 
 
 def test_a_try_whose_session_was_rejected_is_measured_again(loop: Loop) -> None:
-    loop.edit(BENCH, TIME, "20000000")
+    loop.edit(BENCH, TIME, "9000000")
     first = loop.ended()[1]
     loop.project.ok("session", "reject", first["sessions"][0], "--because", "hot")
+    (row,) = loop.project.json("report", "--form", "tries")["tables"][0]["rows"]
+    assert (first["ended"], row["ended"], row["best_speed"]) == ("promoted", "rejected", 1.0)
+    assert " rejected " in loop.project.ok("tries", "list").out
     second = loop.ended()[1]
     assert (second["reused"], second["number"], second["sessions"] != first["sessions"]) == (False, 2, True)
     assert loop.project.run("db", "check").out == "ok\n"
