@@ -89,6 +89,13 @@ def held_out(store: Store) -> set[str]:
     return {job.job_id for job in jobs} | {arm.name for job in jobs for arm in job.plan.arms}
 
 
+def put_session(store: Store, try_id: str, stage: str, job_id: str) -> None:
+    """Record that a session measures a stage of a try; a second call changes nothing."""
+    with store.transaction():
+        if not store.rows("SELECT 1 FROM try_sessions WHERE (try_id, job_id) = (?, ?)", (try_id, job_id)):
+            store.put("try_sessions", {"try_id": try_id, "job_id": job_id, "stage": stage})
+
+
 def begin(
     store: Store, of: tuple[str, str], because: str, source: Source, *, diff: str, change: str, parent: str | None
 ) -> str:
@@ -175,8 +182,7 @@ def wanted(store: Store, job: Job) -> float:
 
 def told(store: Store, try_id: str) -> Mapping[str, Any]:
     """Return a try as JSON: how it ended, its verdicts with effects, its gates; of held-out cells only how many."""
-    (row,) = (row for row in ledger(store) if row["try_id"] == try_id)
-    jobs = sessions_of(store, try_id)
+    row, jobs = find(ledger(store), try_id), sessions_of(store, try_id)
     shown = [job.job_id for stage, job in jobs.items() if stage != HELD_OUT]
     cells = store.rows(
         """SELECT label AS cell, metric, verdict, effect, ci_low, ci_high FROM verdict_list

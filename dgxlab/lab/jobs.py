@@ -7,7 +7,7 @@ client or connection dies, the next command finds the job and continues.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -24,6 +24,8 @@ from dgxlab.store import Damaged, Job, Locked, Store, matching_ids, only_match
 from dgxlab.transport import retry
 from dgxlab.transport.host import Host, JobStatus, Probe
 
+Begun = Callable[[str], None] | None
+"""Called with a job's id once the job is recorded as intended: whatever happens then, it is known."""
 INTENT_S = 1800.0
 """A job intended this recently that is not on its host may still be submitted by another command: on a bad connection,
 retries take ten minutes of pauses plus the connection timeouts."""
@@ -31,8 +33,8 @@ _STARTS = 3
 """Max submits of a job that stays staged: on a busy host the agent may start more slowly than one call waits."""
 
 
-def start(lab: Lab, host: Host, job: Plan, probe: Probe, watch: Watch) -> JobStatus:
-    """Send what a job needs and the host lacks, record that the job is intended, and start it."""
+def start(lab: Lab, host: Host, job: Plan, probe: Probe, watch: Watch, begun: Begun = None) -> JobStatus:
+    """Send what a job needs and the host lacks, record that the job is intended, tell `begun`, and start it."""
     send(lab.cache, host, job, probe, watch)
     try:
         lab.store.back_up()
@@ -41,16 +43,20 @@ def start(lab: Lab, host: Host, job: Plan, probe: Probe, watch: Watch) -> JobSta
             raise
         noted(watch)(f"the record was not copied: {error.message}")
     lab.store.intend(job, host.name, __version__)
+    if begun:
+        begun(job.job_id)
     status = _submit(host, job, watch)
     how = f"is queued on {host.name}: {status.slurm}" if status.state == "queued" else f"runs on {host.name}"
     noted(watch)(f"job {job.job_id} {how}")
     return status
 
 
-def start_and_follow(lab: Lab, host: Host, job: Plan, probe: Probe, watch: Watch) -> DgxlabError | None:
+def start_and_follow(
+    lab: Lab, host: Host, job: Plan, probe: Probe, watch: Watch, begun: Begun = None
+) -> DgxlabError | None:
     """Start a job and follow it to its end; return its error, JobLost included: there may be results to report."""
     with _interruptible(lab.store, job.job_id):
-        status = start(lab, host, job, probe, watch)
+        status = start(lab, host, job, probe, watch, begun)
         try:
             if status.state == "lost":
                 return conclude(lab, host, status, watch)

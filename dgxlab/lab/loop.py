@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from dgxlab import model, series, stats
@@ -19,9 +20,11 @@ from dgxlab.errors import (
     BudgetSpent,
     BuildFailed,
     ConditionsError,
+    DgxlabError,
     GateFailed,
     HostBusy,
     SpecError,
+    UsageError,
     command,
     edit,
     one_line,
@@ -36,7 +39,7 @@ from dgxlab.plan import cycles_by_hand
 from dgxlab.source.git import Git
 from dgxlab.source.programs import locked
 from dgxlab.stats import Ended
-from dgxlab.store import Job
+from dgxlab.store import Job, alias
 from dgxlab.units import duration
 
 
@@ -62,7 +65,9 @@ def attempt(lab: Lab, asked: Try, watch: Watch) -> tuple[str, bool]:
     """Measure a try, or take it up again, and record how it ends; return its id, and whether it had ended before.
 
     Raises:
-        SpecError: if there is no hypothesis, the checkout is not of the pin or has untracked files, or nothing differs.
+        SpecError: if there is no hypothesis, the checkout is not of the pin or has untracked files, nothing differs, or
+            the baseline has changed since the try was begun.
+        UsageError: if `parent` is no promoted try of the ledger.
         HostBusy: if another loop uses the host, or others use it longer than `wait_s`.
         BudgetSpent: if the ledger has reached a limit.
         ConditionsError: if the host is too noisy for the wanted effect, or a session gave no verdict.
@@ -76,22 +81,24 @@ def attempt(lab: Lab, asked: Try, watch: Watch) -> tuple[str, bool]:
     if ended := [row["try_id"] for row in same if row["ended"]]:
         return ended[0], True
     if files := series.untracked(asked.tree):
-        message = f"{asked.tree} has {len(files)} files that git does not track: {', '.join(files[:3])}"
+        message = f"{asked.tree} has files that git does not track, {len(files)} in all: {', '.join(files[:3])}"
         add = command("git", "-C", asked.tree, "add", files[0])
         raise SpecError(message, next=f"{add}, or ignore what is no source")
     with _alone(lab, asked.baseline.host):
         parent = same[0]["parent"] if same else _parent(rows, asked)
-        reference = _reference(lab, asked, parent, watch)
+        of_parent = parent and _made(lab, tries.find(tries.ledger(lab.store), parent))
+        reference = of_parent or source_of(lab.cache, asked.baseline, None, watch)
         if reference.tree == source.tree:
             raise SpecError(f"{asked.tree} is what it would be compared with", next=f"change something in {asked.tree}")
         if same:
             try_id = same[0]["try_id"]
+            _refuse_moved(lab, same[0], reference)
         else:
             _check_budget(rows, asked, 0.0)
             diff, change = series.diff(lab.cache, source), series.diff(lab.cache, source, reference)
             because = one_line(asked.because)
             try_id = tries.begin(lab.store, asked.ledger, because, source, diff=diff, change=change, parent=parent)
-        _Measure(lab, asked, rows, try_id, source, reference if parent else None, watch).to_the_end()
+        _Measure(lab, asked, rows, try_id, source, of_parent or None, watch).to_the_end()
     return try_id, False
 
 
@@ -108,31 +115,33 @@ class _Measure:
 
     def to_the_end(self) -> None:
         """Measure the stages that are missing, and record how the try ends."""
-        store, row = self.lab.store, dict(zip(("baseline", "host"), self.asked.ledger, strict=True), try_id=self.try_id)
+        store, row = self.lab.store, tries.find(tries.ledger(self.lab.store), self.try_id)
         promoted = tries.tests_until(store, tries.last_test(store, row))
         earlier = tries.sessions_of(store, self.try_id).values()  # of a try that was interrupted
         before = sum(max(0.0, (job.finished_at or job.intent_at) - job.intent_at) for job in earlier)
         while stage := (state := tries.standing(store, self.try_id, promoted)).next:
             _check_budget(self.rows, self.asked, before + time.monotonic() - self.begun)
-            outcome = self._stage(stage, stats.level(promoted))
-            with store.transaction():
-                if outcome.job_id not in {job.job_id for job in tries.sessions_of(store, self.try_id).values()}:
-                    store.put("try_sessions", {"try_id": self.try_id, "job_id": outcome.job_id, "stage": stage})
+            error = self._measure(stage, stats.level(promoted))
             if (again := tries.standing(store, self.try_id, promoted)).next == stage:
-                if outcome.error and not isinstance(outcome.error, (BuildFailed, GateFailed)):
-                    raise outcome.error
+                if error and not isinstance(error, (BuildFailed, GateFailed)):
+                    raise error
                 raise ConditionsError(f"the {stage} of try {self.try_id} decides nothing: {again.why}", next=AGAIN)
         tries.end(store, row, state, before + time.monotonic() - self.begun)
 
-    def _stage(self, stage: str, level: float) -> session.Outcome:
-        """Measure one stage in a session of its own, behind the jobs of others."""
-        baseline = self.asked.baseline
+    def _measure(self, stage: str, level: float) -> DgxlabError | None:
+        """Measure one stage in a session of its own, behind the jobs of others; return its error.
+
+        The session is the stage's from its begin: it may end, and be recorded, after this client has left.
+        """
+        baseline, begun = self.asked.baseline, partial(tries.put_session, self.lab.store, self.try_id, stage)
         if stage == CHAIN:
             _refuse_noise(baseline, tries.sessions_of(self.lab.store, self.try_id)[SCREEN], level)
         spec = held_out(baseline) if stage == HELD_OUT else baseline
-        request = Request(KINDS[stage], spec, spec, tree=self.source, baseline_tree=self.reference)
-        request = replace(request, wait_s=self.asked.wait_s, level=level if stage == CHAIN else 0.0, behind=True)
-        return session.run(self.lab, request, self.watch)
+        request = Request(KINDS[stage], spec, spec, tree=self.source, baseline_tree=self.reference, level=level)
+        request = replace(request, wait_s=self.asked.wait_s, behind=True, begun=begun)
+        outcome = session.run(self.lab, request, self.watch)
+        begun(outcome.job_id)  # which may have been another client's
+        return outcome.error
 
 
 def held_out(experiment: Experiment) -> Experiment:
@@ -147,7 +156,7 @@ def export(lab: Lab, root: Path, name: str, row: Row) -> list[str]:
 
     Raises SpecError as `series.export`, or if the pin cannot be found.
     """
-    source = series.remake(lab.cache, row["pin"], row["tree"], tries.diff_of(lab.store, row["try_id"]))
+    source = _made(lab, row)
     with lab.cache.scratch() as folder:
         checkout = Git(folder, user=True, is_work_tree=True)
         checkout.run("init", "--quiet")
@@ -163,15 +172,25 @@ def _parent(rows: Sequence[Row], asked: Try) -> str | None:
     promoted = [row for row in rows if row["ended"] == Ended.PROMOTED.value and row["pin"] == asked.baseline.pin]
     if asked.parent == "0" or (asked.parent is None and not promoted):
         return None
-    row = tries.find(promoted, asked.parent) if asked.parent else promoted[-1]
+    row = tries.find(rows, asked.parent) if asked.parent else promoted[-1]
+    if row not in promoted:
+        message = f"try {row['number']} is not promoted over pin {asked.baseline.pin[:12]}: nothing is compared with it"
+        raise UsageError(message, next="dgxlab tries list")
     return str(row["try_id"])
 
 
-def _reference(lab: Lab, asked: Try, parent: str | None, watch: Watch) -> Source:
-    if parent is None:
-        return source_of(lab.cache, asked.baseline, None, watch)
-    row = next(row for row in tries.ledger(lab.store) if row["try_id"] == parent)
-    return series.remake(lab.cache, row["pin"], row["tree"], tries.diff_of(lab.store, parent))
+def _made(lab: Lab, row: Row) -> Source:
+    """Return what a try has built."""
+    return series.remake(lab.cache, row["pin"], row["tree"], tries.diff_of(lab.store, row["try_id"]))
+
+
+def _refuse_moved(lab: Lab, row: Row, reference: Source) -> None:
+    """Raise SpecError if an unfinished try was begun against another reference: its stages would not agree."""
+    for job in tries.sessions_of(lab.store, row["try_id"]).values():
+        if (was := job.plan.arms[0].source.tree) != reference.tree:
+            message = f"try {row['number']} was begun against tree {was[:12]} of {row['baseline']}, which has changed"
+            reject = command("dgxlab", "session", "reject", alias(job.job_id), "--because", "its baseline has changed")
+            raise SpecError(f"{message} to {reference.tree[:12]}", next=f"{reject}, then {AGAIN}")
 
 
 def _check_budget(rows: Sequence[Row], asked: Try, now_s: float) -> None:

@@ -97,7 +97,7 @@ def _once(lab: Lab, host: Host, request: Request, sides: Sequence[Side], watch: 
             gates.append(event.status)
         watch(event)
 
-    error = start_and_follow(lab, host, job, probe, see)
+    error = start_and_follow(lab, host, job, probe, see, request.begun)
     device = next(reversed(lab.store.devices(job.job_id).values()), outcome.device)  # which node it was is known now
     return replace(outcome, job_id=job.job_id, device=device, measured=len(measured), gates=gates, error=error)
 

@@ -1,7 +1,9 @@
 """`dgxlab try` and its ledger: what drops a change, what promotes one, and what is never measured twice."""
 
 import json
+import shlex
 import shutil
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,6 +218,50 @@ def test_a_try_that_was_not_finished_goes_on(loop: Loop) -> None:
     assert (len(kinds) - before, kinds.count("screen")) == (2, 1)
 
 
+def test_a_session_that_ended_after_its_client_left_counts(new: Loop, tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    new.project.spec("stock", SPEC.replace("noisy", f"noisy, TOY_HOLD: {hold}"))
+    new.project.ok("noise", "stock")
+    new.edit(BENCH, TIME, "20000000")
+    hold.touch()
+    left = new.project.spawn("try", "stock", "--tree", new.checkout, "--because", "it is faster")
+    while not any((row["kind"], row["state"]) == ("screen", "running") for row in new.project.json("sessions")):
+        assert left.poll() is None, left.communicate()
+    left.send_signal(signal.SIGINT)
+    assert "goes on" in left.communicate(timeout=60)[1]
+    assert left.returncode == 130
+    hold.unlink()
+    new.project.ok("attach")
+    before = new.project.json("sessions")
+    assert new.ended()[1]["ended"] == "screen"
+    assert new.project.json("sessions") == before
+
+
+def test_a_try_does_not_go_on_against_another_baseline(loop: Loop) -> None:
+    loop.edit("ggml/ggml.c", "out of toys", "no toys")
+    loop.project.ok("patch", "export", "first", "--tree", loop.checkout, "-m", "ggml : say it shortly")
+    loop.edit(BENCH, TIME, "9000000")
+    loop.project.spec("stock", SPEC.replace("cycles: 8", "effect: 0.001%"))
+    assert loop.try_().rc == 8  # after the screen
+    loop.project.spec("stock", SPEC + "series: [first]\n")
+    moved = loop.try_()
+    assert (moved.rc, moved.error.partition(" tree ")[0]) == (9, "try 1 was begun against")
+    assert "of stock, which has changed to" in moved.error
+    reject, _ = moved.next.split(", then ")
+    loop.project.ok(*shlex.split(reject)[1:])
+    assert loop.ended()[1]["number"] == 2
+    assert [row["rejected"] for row in loop.project.json("tries", "list")] == [1, 0]
+
+
+def test_fixed_cycles_are_the_least_for_held_out_cells_too(new: Loop) -> None:
+    """Five are too few for four of them."""
+    new.project.spec("stock", SPEC.replace("cycles: 8", "cycles: 5").replace("32", "[32, 33, 34, 35]"))
+    new.project.ok("noise", "stock")
+    new.edit(BENCH, TIME, "9000000")
+    rc, first = new.ended()
+    assert (rc, first["ended"], first["held_out"]) == (0, "promoted", {"cells": 4, "slower": 0})
+
+
 def test_budgets(loop: Loop) -> None:
     loop.edit(BENCH, TIME, "20000000")
     rc, slower = loop.ended("--max-tries", "1")
@@ -230,6 +276,8 @@ def test_budgets(loop: Loop) -> None:
     assert (spent.rc, "has used 1 of 1 tries" in spent.error) == (13, True)
     spent = loop.try_("--max-minutes", "0.001")
     assert (spent.rc, "of 60 ms" in spent.error) == (13, True)
+    other = loop.try_("--parent", "1")
+    assert (other.rc, "try 1 is not promoted over pin" in other.error) == (2, True)
     assert len(loop.project.json("tries", "list")) == 1
 
 
@@ -237,7 +285,7 @@ def test_budgets(loop: Loop) -> None:
     ("change", "options", "rc", "cause"),
     [
         (lambda tree: None, (), 9, "is what it would be compared with"),
-        (lambda tree: (tree / "new.c").write_text(""), (), 9, "has 1 files that git does not track: new.c"),
+        (lambda tree: (tree / "new.c").write_text(""), (), 9, "has files that git does not track, 1 in all: new.c"),
         (lambda tree: toy.git(tree, "checkout", "-q", "--orphan", "other"), (), 9, "is not based on pin"),
         (lambda tree: None, ("--because", " "), 9, "--because says nothing"),
         (lambda tree: None, ("--parent", "7"), 2, "no tries are called '7'"),
