@@ -113,7 +113,7 @@ def incomplete(streams: Sequence[Mapping[str, Any]], pp: int, tg: int) -> Iterat
             yield f"stream {number} was cut after {count} of {tg} tokens"
         elif count != tg:
             yield f"stream {number} got {count} tokens, not {tg}: it was stopped by {end.get('stop')}"
-        elif end["cached"] or end["prompt"] != pp:
+        elif end["prompt"] != pp:
             computed = f"{end['prompt']} tokens of its prompt were computed and {end['cached']} came from a cache"
             yield f"stream {number}: {computed}, of {pp}"
 

@@ -44,6 +44,14 @@ def test_times_become_metrics() -> None:
     assert values["itl_p50_ms"][0] == values["itl_p99_ms"][0] == (2.0, 2.0)
 
 
+def test_latencies_are_of_all_events_and_prompts_from_the_first_request() -> None:
+    """Of two streams the second is sent 4 ms later; of their 198 distances 9 are of 10 ms."""
+    wave = [stream(6000), stream(7000, sent_us=4010, at_us=[7000, *[2000] * 90, *[10_000] * 9])]
+    values = metrics(wave, 16, 100)
+    assert values["speed_pp"] == pytest.approx(32 / 0.011)
+    assert (values["ttft_p50_ms"], values["itl_p50_ms"], values["itl_p99_ms"]) == (6.5, 2.0, 10.0)
+
+
 def test_the_capture_of_a_real_server() -> None:
     """Both streams got a token a step, and the server's own clock agrees, on a machine that did much else."""
     bench = ServeBench("m", (16,), (96,), (2,), repetitions=2)
@@ -181,6 +189,7 @@ END = stream(0)["end"]
             lambda row: first(row).update(tokens=[1] * 90, end={**END, "stop": "eos"}),
             "got 90 tokens, not 100: it was stopped by eos",
         ),
+        (lambda row: first(row).update(tokens=[*[1] * 99, 2]), "got 101 tokens, not 100"),
         (
             lambda row: first(row).update(end={**END, "cached": 15, "prompt": 1}),
             "1 tokens of its prompt were computed and 15",
