@@ -64,9 +64,10 @@ def import_(
 
 
 def export(
-    file: Path = Argument(
-        help="A new file, - for stdout; its suffix says how: .sqlite, .jsonl, .csv, .parquet, or .json."
+    file: Path | None = Argument(
+        None, help="A new file, - for stdout; its suffix says how: .sqlite, .jsonl, .csv, .parquet, or .json."
     ),
+    output: Path | None = Option(None, "--output", "-o", help="FILE, as an option."),
     as_: Kind | None = Option(None, "--as", help="How, whatever the suffix; on stdout csv by default."),
     tool: Tool | None = Option(None, help="Only this tool's rows; sqlite holds all."),
     job: str | None = Option(None, metavar="JOB", help=f"Only this job's: {JOB}."),
@@ -84,6 +85,9 @@ def export(
     """
     from dgxlab import exported
 
+    path = output or file
+    if path is None or (output and file):
+        raise UsageError("export needs one FILE, - for stdout; --job names a session", next="dgxlab export --help")
     if imported and (tool or job or name):
         raise UsageError("--imported hands on one file and nothing else", next="dgxlab export --help")
     with workspace.store() as store:
@@ -96,18 +100,21 @@ def export(
     tables = [each for each in tables if each.rows]
     if not tables:
         raise UsageError(f"{store.path} has no valid run of that kind", next="dgxlab jobs")
-    to_stdout = str(file) == "-"
+    if str(path) == "-":
+        write_bytes(exported.content(tables, as_ or "csv"))
+    else:
+        exported.write(path, tables, as_ or "")
     lines = []
     for each in tables:
-        lines.append(f"{plural(len(each.rows), 'row')} of {each.tool} {'on stdout' if to_stdout else f'in {file}'}")
+        lines.append(
+            f"{plural(len(each.rows), 'row')} of {each.tool} {'on stdout' if str(path) == '-' else f'in {path}'}"
+        )
         lines += [f"  {commit}  {', '.join(arms)}" for commit, arms in each.builds.items()]
-    if to_stdout:
-        write_bytes(exported.content(tables, as_ or "csv"))
+    written = [{"tool": each.tool, "rows": len(each.rows), "builds": each.builds} for each in tables]
+    if str(path) == "-":
         out.note("\n".join(lines))
     else:
-        exported.write(file, tables, as_ or "")
-        written = [{"tool": each.tool, "rows": len(each.rows), "builds": each.builds} for each in tables]
-        out.result({"file": str(file), "tools": written}, "\n".join(lines))
+        out.result({"file": str(path), "tools": written}, "\n".join(lines))
 
 
 def serve_record(

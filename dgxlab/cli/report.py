@@ -38,6 +38,10 @@ _NamesArgument = Annotated[
         autocompletion=_complete.subjects,
     ),
 ]
+_HistoryOption = Annotated[
+    str | None,
+    Option(metavar="CELL", help="Cells with these words over all sessions: --form history --cells CELL."),
+]
 _PublishedOption = Annotated[
     str | None,
     Option(help="Published figures with these words, beside a form or alone: 'seed000 MMQ,seed004 vLLM'."),
@@ -62,6 +66,7 @@ def report(  # noqa: PLR0913, PLR0917 - each is an option
     host: str | None = Option(None, help="Only what was measured there, of a form.", autocompletion=_complete.hosts),
     model: str | None = Option(None, help="Only cells of this model, of a form."),
     cells: str | None = Option(None, help="Only cells with these words, of a form: 'q4_K n=512,pp512'."),
+    history: _HistoryOption = None,
     published: _PublishedOption = None,
     plots: Path | None = Option(None, metavar="DIR", help="Draw it too: PNG files in this folder, linked below it."),
     html: _HtmlOption = None,
@@ -80,6 +85,10 @@ def report(  # noqa: PLR0913, PLR0917 - each is an option
     Example: dgxlab report quickstart
     """
     named = names or []
+    if history is not None:
+        if form not in (None, Form.history) or cells is not None:
+            raise UsageError("--history is a form, with its cells", next="dgxlab report --history pp512")
+        form, cells = Form.history, history
     words = {"baseline": baseline, "host": host, "model": model, "cells": cells}
     words["source" if form == "published" else "published"] = published
     given = {key: value for key, value in words.items() if value is not None}

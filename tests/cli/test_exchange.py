@@ -108,15 +108,17 @@ def test_an_imported_file_is_exported_alone(adopted: Project, tmp_path: Path) ->
 
 
 def test_export_to_stdout_is_the_file(measured: Project) -> None:
-    """What is said about it goes to stderr, and csv is the default."""
+    """By either spelling; what is said about it goes to stderr, and csv is the default."""
     tool = ("--tool", "llama-bench")
     for suffix in ("csv", "jsonl"):
         measured.ok("export", f"rows.{suffix}", *tool)
-        ran = measured.ok("export", "-", "--as", suffix, *tool)
+        ran = measured.ok("export", "-o", "-", "--as", suffix, *tool)
         assert ran.out == (measured.folder / f"rows.{suffix}").read_text()
         assert ran.err.startswith("3 rows of llama-bench on stdout\n")
     assert measured.ok("export", "-", *tool, "-q").out == (measured.folder / "rows.csv").read_text()
     assert measured.run("export", "-").next == "dgxlab export - --tool llama-bench"
+    for words in ((), ("a.csv", "-o", "b.csv")):
+        assert measured.run("export", *words).error == "export needs one FILE, - for stdout; --job names a session"
 
 
 def test_export_in_parquet_keeps_types_and_lists(measured: Project, monkeypatch: pytest.MonkeyPatch) -> None:

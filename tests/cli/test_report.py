@@ -66,7 +66,7 @@ def test_a_page_for_a_browser(measured: Project, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_history(measured: Project) -> None:
-    ran = measured.run("report", "--form", "history", "--cells", "pp16", "--plots", "pictures")
+    ran = measured.run("report", "--history", "pp16", "--plots", "pictures")
     assert (ran.rc, ran.err) == (0, measured.where)
     assert re.search(r"(?m)^\| \w{6} \| [\d.]+ ± [\d.]+ \(5\) \|$", ran.out)
     assert "![history](pictures/history.png)" in ran.out
@@ -98,6 +98,8 @@ def test_one_form(measured: Project) -> None:
         ("--plots x", "--plots draws a whole report"),
         ("toy --form ops --plots x", "--plots draws a whole report"),
         ("--form ops --sessions x", "--sessions writes whole sessions"),
+        ("--history pp16 --form ops", "--history is a form, with its cells"),
+        ("--history pp16 --cells tg4", "--history is a form, with its cells"),
         ("--form history", "form=history needs cells"),
         ("toy --html x --sessions y", "--sessions writes whole sessions"),
         ("toy --html x --plots y", "--plots draws a whole report"),
