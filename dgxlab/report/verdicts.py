@@ -161,13 +161,9 @@ def _pair_table(own: int, pair: _Pair) -> Table:
         for number, (_, of_session) in enumerate(pair, 1):
             if key in of_session:
                 verdict = of_session[key].verdict
-                words = ["" if verdict.effect is None else units.change(verdict.effect)]
-                words += (
-                    [f"({units.interval(verdict.interval)})", verdict.verdict]
-                    if verdict.interval
-                    else [verdict.verdict]
-                )
-                rows[-1][f"effect.{number}"] = " ".join(filter(None, words))
+                effect = "" if verdict.effect is None else units.change(verdict.effect)
+                around = f"({units.interval(verdict.interval)})" if verdict.interval else ""
+                rows[-1][f"effect.{number}"] = " ".join(filter(None, (effect, around, verdict.verdict)))
                 rows[-1] |= {f"{name}.{number}": value for name, value in _in_percent(verdict).items()}
     labels = [f"session {number}{older(each.job.protocol)}" for number, (each, _) in enumerate(pair, 1)]
     columns = [Column(f"effect.{n}", text + ", this one" * (n - 1 == own)) for n, text in enumerate(labels, 1)]
