@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dgxlab import series, stats
-from dgxlab.errors import BuildFailed, ConditionsError, GateFailed, RemoteError, UsageError
+from dgxlab.errors import AGAIN, BuildFailed, ConditionsError, GateFailed, RemoteError, UsageError
 from dgxlab.judgement import gate_name, recorded
 from dgxlab.judgement.verdicts import Judged, doubts
 from dgxlab.model import Session, Source
@@ -56,7 +56,8 @@ def find(rows: Sequence[Row], text: str) -> Row:
     fits = [row for row in rows if text in (str(row["number"]), row["try_id"], alias(row["try_id"]))]
     if len(fits) != 1:
         ids = "\n".join(str(row["try_id"]) for row in fits)
-        raise UsageError(f"{len(fits) or 'no'} tries are called {text!r}", next="dgxlab tries list", details=ids)
+        mend = f"{AGAIN} with --of BASELINE" if fits else "dgxlab tries list"
+        raise UsageError(f"{len(fits) or 'no'} tries are called {text!r}", next=mend, details=ids)
     return fits[0]
 
 

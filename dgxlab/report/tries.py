@@ -80,7 +80,7 @@ def _rows(ledger: Sequence[TryRow], shown: Mapping[str, tuple[str, float | None]
         speed = None if gain is None else speeds.get(row["parent"], 1.0) * (1 + gain)
         if row["ended"] == Ended.PROMOTED.value and speed:
             speeds[row["try_id"]] = speed
-            best = best if row["rejected"] else speed
+            best = best if row["rejected"] else max(best, speed)  # its parent may be an older one
         yield {
             "try": row["number"],
             "ended": ended(row),

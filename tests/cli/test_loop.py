@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from dgxlab.errors import UsageError
 from dgxlab.judgement import tries
 from dgxlab.source import cache_path
 from dgxlab.source.programs import locked
@@ -92,6 +93,11 @@ def test_a_faster_change_is_promoted_and_is_the_next_reference(loop: Loop) -> No
     assert (rc, third["parent"]) == (0, first["try_id"])
     assert third["cells"][0]["effect"] == pytest.approx(0.125, abs=0.01)
     assert third["wealth"] > 0.04
+    loop.edit(BENCH, TIME, "8500000")  # faster than the baseline, and not the best so far
+    rc, fourth = loop.ended("--parent", "0")
+    assert (rc, fourth["parent"]) == (0, None)
+    rows = loop.project.json("report", "--form", "tries")["tables"][0]["rows"]
+    assert rows[-1]["best_speed"] == rows[-2]["best_speed"] > rows[-1]["speed"]
     assert loop.project.run("db", "check").out == "ok\n"
     loop.project.ok("db", "merge", before, "results.db")
     assert loop.project.json("tries", "list", "--db", before) == loop.project.json("tries", "list")
@@ -296,6 +302,14 @@ def test_bad_input(new: Loop, change: Callable[[Path], object], options: tuple[s
     change(new.checkout)
     ran = new.try_(*options)
     assert (ran.rc, ran.out, cause in ran.error) == (rc, "", True), ran.err
+
+
+def test_a_number_of_several_ledgers_needs_a_baseline() -> None:
+    rows = [{"number": 1, "try_id": f"20261120-120301-{name}"} for name in ("one-3f2a9c", "two-a0c67b")]
+    with pytest.raises(UsageError, match="2 tries are called '1'") as refused:
+        tries.find(rows, "1")
+    assert refused.value.next == "run the same command again with --of BASELINE"
+    assert tries.find(rows, "a0c67b") is rows[1]
 
 
 def test_one_loop_a_device(new: Loop) -> None:
