@@ -98,9 +98,16 @@ def number_of(cluster: Slurm, job_id: str) -> str:
     return cluster.tell("squeue", "--noheader", "--states=all", f"--name={job_id}", "--format=%i").strip()
 
 
+def near_its_limit(cluster: Slurm, number: str) -> None:
+    """Let a job's limit be so near that Slurm sends TERM, as it does a minute before, or ends the job now."""
+    cluster.tell("scontrol", "update", f"jobid={number}", "timelimit=1")
+    with suppress(subprocess.CalledProcessError):  # it looks twice a minute, and may have ended it just now
+        cluster.tell("scancel", "--batch", "--signal=TERM", number)
+
+
 def ended(lab: ToyLab, job_id: str) -> str:
     """Wait until a job has ended, and return what Slurm or its final status says."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120  # Slurm looks at limits twice a minute, and may wait half of one before it kills
     while (status := lab.host.status(job_id)).state in ("queued", "running"):
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -206,8 +213,7 @@ def test_a_job_that_slurm_ends_says_why_and_the_next_does_what_is_missing(go: Go
         assert how in ended(lab, job_id)
         cluster.tell("scancel", "--name=other")
     elif how == "TIMEOUT":
-        cluster.tell("scontrol", "update", f"jobid={number}", "timelimit=1")
-        cluster.tell("scancel", "--batch", "--signal=TERM", number)  # which Slurm sends a minute before the limit
+        near_its_limit(cluster, number)
         assert how in ended(lab, job_id)
     elif how == "NODE_FAIL":
         cluster.kill("node1")
@@ -240,16 +246,15 @@ def test_the_clock_of_a_node_is_minutes_off(go: Go, cluster: Slurm, tmp_path: Pa
     lab = go(time="6", extra=(f"--export={variables}",))
     job_id = slow(lab)
     began = json.loads((lab.root / "jobs" / job_id / "started").read_text())["t"]
-    assert abs(began - time.time() - ahead_s) < 60
+    assert abs(began - time.time() - ahead_s) < 120  # half of that: how long it has run by now
     number = number_of(cluster, job_id)
     if how == "TIMEOUT":
-        cluster.tell("scontrol", "update", f"jobid={number}", "timelimit=1")
-        cluster.tell("scancel", "--batch", "--signal=TERM", number)
+        near_its_limit(cluster, number)
     else:
         cluster.tell("scancel", number)
     assert how in ended(lab, job_id)
     (listed,) = (job for job in lab.host.jobs() if job.job_id == job_id)
-    assert 0 <= listed.age_s < 120
+    assert 0 <= listed.age_s < 240
     outcome = rerun(lab)
     assert 0 < outcome.reused < outcome.planned
 
