@@ -18,7 +18,7 @@ GATE = "| MUL_MAT | CPU | 4/4 | 1 | 4 | passed |"
 
 
 def test_run_prints_the_report_and_says_what_goes_on(project: Project) -> None:
-    out, err = (child := project.spawn("run", TOY)).communicate(timeout=60)
+    out, err = (child := project.spawn("run", TOY)).communicate(timeout=120)
     assert child.returncode == 0
     assert out.startswith("# Experiment toy\n\n> toys can be measured\n")
     rows = {GATE, "| 8 | 108.5 | 1.008 |", "| pp16 | 1600 ± 0.2 (5) |", "| 4 | 128.0 | 64.00 | 106.7 |"}

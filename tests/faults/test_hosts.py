@@ -224,7 +224,7 @@ def test_a_machine_that_loses_power() -> None:
 
     def on(command: str) -> str:
         """Return what a shell on the machine prints, once there is one."""
-        ask, deadline = ["ssh", "-F", place.there.config, "box", command], time.monotonic() + 10
+        ask, deadline = ["ssh", "-F", place.there.config, "box", command], time.monotonic() + 60
         while (ran := subprocess.run(ask, capture_output=True, text=True, check=False)).returncode == 255:
             assert time.monotonic() < deadline, ran.stderr
             time.sleep(0.1)

@@ -44,8 +44,22 @@ def is_measured(event: Event) -> bool:
     return event["event"] == "progress" and event["id"] == "run:0" and event["done"] == 1
 
 
+def undisturbed(events: list[Event]) -> list[Event]:
+    """Leave out valid runs that were repeated: on a busy machine any may be, because it shared the processors."""
+    last = {(event["id"], *event["cells"]): event for event in events if event["event"] == "run"}
+    return [
+        event
+        for event in events
+        if event["event"] != "run"
+        or event["status"] != "valid"
+        or event.get("chain")
+        or event is last[event["id"], *event["cells"]]
+    ]
+
+
 def kinds(events: list[Event], kind: str) -> list[Event]:
-    return [event for event in events if event["event"] == kind]
+    """Return the `undisturbed` events of a kind."""
+    return [event for event in undisturbed(events) if event["event"] == kind]
 
 
 def notes(events: list[Event], word: str) -> list[str]:

@@ -16,7 +16,7 @@ from dgxlab.model import EngagedGate, Experiment, HostEntry
 from dgxlab.transport.host import Host
 from dgxlab.transport.local import LocalTransport
 from tests import toy
-from tests.lab.conftest import Event, ToyLab, is_measured, kinds
+from tests.lab.conftest import Event, ToyLab, is_measured, kinds, undisturbed
 from tests.machines import script
 
 SMI = """#!/bin/sh
@@ -103,7 +103,7 @@ def locks(events: list[Event], state: str) -> list[Event]:
 
 def order(events: list[Event]) -> list[str]:
     shown = ("build", "gate", "run", "lock")
-    return [event.get("state", event["event"]) for event in events if event["event"] in shown]
+    return [event.get("state", event["event"]) for event in undisturbed(events) if event["event"] in shown]
 
 
 def test_every_gpu_is_locked_for_measuring_alone(lab: ToyLab, gpus: Gpus) -> None:

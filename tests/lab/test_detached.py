@@ -218,5 +218,5 @@ def test_killed_agent_loses_nothing_that_was_measured(toy_lab: ToyLab) -> None:
     assert len(toy_lab.values()) == 2
     toy_lab.release()
     _, events = toy_lab.run_well(experiment)
-    assert [event["tool"] for event in events if event["event"] == "run"] == ["llama-bench"]
+    assert [run["tool"] for run in kinds(events, "run")] == ["llama-bench"]
     assert toy_lab.lab.store.job(job.job_id).state == "lost"

@@ -24,7 +24,7 @@ from dgxlab.transport.host import Host
 from dgxlab.transport.ssh import SshTransport
 from dgxlab.transport.ssh_trust import NotTrusted
 from tests.agent.test_child import wait_until
-from tests.lab.conftest import ToyLab, quiet
+from tests.lab.conftest import ToyLab, quiet, undisturbed
 from tests.proxy import Proxy
 from tests.transport.conftest import QUICK, Client, Reach
 
@@ -149,7 +149,7 @@ def test_submitting_over_a_breaking_line_runs_once(far_lab: ToyLab, proxy: Proxy
     # the line is whole again: what is left of the last limit may cut it once more
     printed = bytearray()
     retry.follow(lab.host, job.job_id, 0, printed.extend, notes.append, QUICKLY)
-    events = [json.loads(line)["event"] for line in printed.splitlines()]
+    events = [event["event"] for event in undisturbed([json.loads(line) for line in printed.splitlines()])]
     assert (events.count("job"), events.count("end"), events.count("run")) == (1, 1, 3)
 
 
