@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,16 +24,20 @@ def verdict(
     file: Path = Argument(help="JSON lines, one chain each; - is stdin."),
     holm: bool = Option(False, "--holm", help="The lines are the cells of one session: Holm over them."),
     screen: bool = Option(False, "--screen", help="One bracket a line, against its noise floor."),
+    drift_limit: float | None = Option(
+        None, help="How far two baselines in a row may be apart without a step; else 0.05."
+    ),
+    noise: float | None = Option(None, help="The noise floor, a share as in 0.006; else a chain's own."),
     fail_on: FailOnOption = None,
     *,
     out: Out,
 ) -> None:
     """Judge chains: faster, slower, same, inconclusive, invalid.
 
-    A line is {"a": [k + 1 baselines], "b": [k candidates], "better": "higher" or "lower"}, with "name", "drift_limit"
-    (else 0.05), "noise" (a share, as 0.006), "noise_cycles" (of the A/A sessions behind it), "cycles" (planned),
-    "burn_in" (baselines before the first), "model" and "flaws" ({"3": "why cycle 3 does not count"}) as optional keys.
-    Each line is judged alone, with a 1 % rate of false claims per line; --holm limits the rate to 1 % over all lines.
+    A line is {"a": [k + 1 baselines], "b": [k candidates], "better": "higher" or "lower"}, with "name", "drift_limit",
+    "noise", "noise_cycles" (of the A/A sessions behind it), "cycles" (planned), "burn_in" (baselines before the first),
+    "model" and "flaws" ({"3": "why cycle 3 does not count"}) as optional keys. Each line is judged alone, with a 1 %
+    rate of false claims per line; --holm limits the rate to 1 % over all lines.
 
     Example: dgxlab verdict chains.jsonl --format json
     """
@@ -40,12 +45,13 @@ def verdict(
 
     if holm and screen:
         raise UsageError("--holm is about intervals, which a screen has not", next="dgxlab verdict FILE --screen")
+    defaults = {key: value for key, value in (("drift_limit", drift_limit), ("noise", noise)) if value is not None}
     lines: dict[int, Line] = {}
     results: dict[int, Verdict] = {}
     for number, text in enumerate(_read(file), 1):
         if text.strip():
             try:
-                lines[number] = _line(text, f"line {number}")
+                lines[number] = _line(text, {**defaults, "name": f"line {number}"})
             except (ValueError, RecursionError) as error:
                 lines[number] = Line([], [], "", f"line {number}")
                 results[number] = stats.invalid(0, f"line {number}: {error}")
@@ -93,7 +99,7 @@ def _read(file: Path) -> list[str]:
     return data.decode("utf-8-sig", errors="replace").split("\n")  # a line that is not UTF-8 is not JSON either
 
 
-def _line(text: str, name: str) -> Line:
+def _line(text: str, defaults: Mapping[str, Any]) -> Line:
     """Read a line; raises ValueError if it is not JSON or not a chain."""
     from dgxlab.model import from_json
 
@@ -103,7 +109,7 @@ def _line(text: str, name: str) -> Line:
         raise ValueError(f"no JSON: {error}") from None
     if not isinstance(keys, dict):
         raise ValueError('no chain: a chain is {"a": [...], "b": [...], "better": ...}')
-    line = from_json(Line, {"name": name, **keys})
+    line = from_json(Line, {**defaults, **keys})
     if strange := [cycle for cycle in line.flaws if not cycle.isdecimal() or len(cycle) > 9]:
         raise ValueError(f"there is no cycle {strange[0]!r:.40}")
     return line

@@ -107,7 +107,7 @@ def test_a_stored_chain_can_be_judged_again(judged: Any) -> None:
 
 def test_drift_limit(judged: Any) -> None:
     stepped = {**FASTER, "a": [*A[:4], *(1.08 * value for value in A[4:])]}
-    tight, own = judged({**stepped, "drift_limit": 0.06}, {**stepped, "drift_limit": 0.1})
+    tight, own = judged(stepped, {**stepped, "drift_limit": 0.1}, args=("--drift-limit", "0.06"))
     assert [list(result["flaws"]) for result in (tight, own)] == [["4"], []]
     assert tight["flaws"]["4"].startswith("a step: ")
 
@@ -136,7 +136,7 @@ def test_screen(judged: Any, dgxlab: Any, tmp_path: Path) -> None:
     assert (bare["verdict"], with_noise["verdict"], few["verdict"]) == ("invalid", "faster", "inconclusive")
     assert with_noise["screen"] is few["screen"] is bare["screen"] is True
     assert (with_noise["ci_pct"], with_noise["promoted"]) == (None, False)
-    ran = dgxlab("verdict", write(tmp_path, {**bracket, "noise": 0.006}), "--screen")
+    ran = dgxlab("verdict", write(tmp_path, bracket), "--screen", "--noise", "0.006")
     assert ran.out.startswith("line 1: screen: faster, +4.48 %; ")
     refused = dgxlab("verdict", write(tmp_path, bracket), "--screen", "--holm")
     assert (refused.rc, refused.next) == (2, "dgxlab verdict FILE --screen")
