@@ -7,7 +7,7 @@ the server was started. A path that it names must be in the project or in one of
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -123,6 +123,8 @@ class _Tools:
         from dgxlab.judgement import tries
 
         with _told(), self.workspace.store() as store:
+            if not name:
+                raise UsageError("a report needs the name of an experiment or a session", next="sessions")
             sessions = store.job_ids(name)
             if {name, *sessions} & tries.held_out(store):
                 raise UsageError("what is held out is not shown", next="report of the try's other sessions")
@@ -130,13 +132,13 @@ class _Tools:
             return report.render(page)
 
     def sessions(self, most: int = 50) -> list[dict[str, Any]]:
-        """Return the newest sessions of the record, with what became of them."""
+        """Return the newest sessions of the record, at most 1000, with what became of them."""
         from dgxlab import report
         from dgxlab.judgement import tries
 
         with _told(), self.workspace.store() as store:
             hidden = tries.held_out(store)
-            return [row for row in report.sessions(store, most=min(most, 1000)) if row["session"] not in hidden]
+            return [row for row in report.sessions(store, most=min(max(most, 1), 1000)) if row["session"] not in hidden]
 
     def try_(self, baseline: str, tree: str, because: str, parent: str = "") -> dict[str, Any]:
         """Build, gate and measure a checkout against the best so far, and record how it ends; this takes minutes.
@@ -166,12 +168,14 @@ class _Tools:
         return experiment(name)
 
     def _path(self, text: str) -> Path:
-        """Return a path that a program named, resolved; UsageError if it is outside of all that it may name."""
+        """Return a path that a program named, resolved; UsageError if it is no folder in what it may name."""
         assert self.workspace.project
-        path, known = Path(text).resolve(), [each.resolve() for each in (self.workspace.project, *self.trees)]
-        if not any(path.is_relative_to(folder) for folder in known):
-            raise UsageError(f"{text} is outside of the project and the given trees", next="dgxlab mcp --tree DIR")
-        return path
+        known = [each.resolve() for each in (self.workspace.project, *self.trees)]
+        with suppress(OSError, ValueError):  # too long, or with a null byte
+            path = Path(text).resolve()
+            if path.is_dir() and any(path.is_relative_to(folder) for folder in known):
+                return path
+        raise UsageError(f"{text[:200]!r} is no folder in the project or the given trees", next="dgxlab mcp --tree DIR")
 
 
 @contextmanager

@@ -51,10 +51,15 @@ def test_it_only_reads_unless_it_may_try(loop: Loop) -> None:
         assert all(tool.annotations and tool.annotations.read_only_hint for tool in tools)
         assert "llama-bench" in await ask("plan", {"experiment": "stock"})
         outside = await ask("plan", {"experiment": "stock", "tree": str(loop.checkout)})
-        assert f"{loop.checkout} is outside of the project and the given trees; next: dgxlab mcp --tree DIR" in outside
+        no_folder = "is no folder in the project or the given trees; next: dgxlab mcp --tree DIR"
+        assert f"'{loop.checkout}' {no_folder}" in outside
         assert "is no name of an experiment" in await ask("plan", {"experiment": "../other"})
         assert "has no experiment 'none'" in await ask("plan", {"experiment": "none"})
         assert "validation error" in await ask("plan", {"experiment": 3})
+        for path in ("x\0y", "x" * 10_000, "absent"):
+            assert no_folder in await ask("plan", {"experiment": "stock", "tree": path})
+        assert "a report needs the name" in await ask("report", {"name": ""})
+        assert len(await ask("sessions", {"most": -1})) == 1
         assert "Unknown tool" in str(await refused(client, "try", {"baseline": "stock", "tree": ".", "because": "x"}))
 
     loop.project.ok("noise", "stock")
