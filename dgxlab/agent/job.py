@@ -24,7 +24,7 @@ import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from dgxlab.agent import slurm
 from dgxlab.agent.boot import me, settle
@@ -33,8 +33,10 @@ from dgxlab.agent.facts import boot_id
 from dgxlab.agent.files import sha256
 from dgxlab.agent.lock import TRIES, in_place, lock
 from dgxlab.errors import AGAIN, JobLost, RemoteError, UsageError, one_line
-from dgxlab.model.parts import FinalStatus
 from dgxlab.replies import LIVE, SLURMS_WORD, Status, final_status, sealed
+
+if TYPE_CHECKING:
+    from dgxlab.model.parts import FinalStatus
 
 _STAGED = ("plan.json", "agent.pyz")
 """Files of a staged job; MANIFEST has their digests."""

@@ -121,12 +121,13 @@ def show(number: _TryArgument, of: _OfOption = "", *, workspace: Workspace, out:
     Example: dgxlab tries show 17
     """
     from dgxlab.judgement import tries
+    from dgxlab.report.tries import ended
 
     with workspace.store() as store:
-        try_id = tries.find(tries.ledger(store, of), number)["try_id"]
-        told, diff = tries.told(store, try_id), tries.change_of(store, try_id)
+        row = tries.find(tries.ledger(store, of), number)
+        told, diff = tries.told(store, row["try_id"]), tries.change_of(store, row["try_id"])
     names = ("try_id", "because", "ended", "why", "p", "level", "tree", "parent")
-    facts = [f"{name:<8} {told[name]}" for name in names if told[name] is not None]
+    facts = [f"{name:<8} {text}" for name in names if (text := {**told, "ended": ended(row)}[name]) is not None]
     facts.append(f"{'lines':<8} {told['lines']}, over {_OVER[told['diff_over']].format(**told)}")
     facts += [f"{'session':<8} {job_id}" for job_id in told["sessions"]]
     cells = []

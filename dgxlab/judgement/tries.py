@@ -196,9 +196,9 @@ def told(store: Store, try_id: str) -> Mapping[str, Any]:
     hidden = [verdict["verdict"] for verdict in store.verdicts(jobs[HELD_OUT].job_id)] if HELD_OUT in jobs else []
     return {
         **{name: row[name] for name in ("try_id", "number", "baseline", "host", "because", "pin", "tree", "parent")},
-        **{name: row[name] for name in ("diff_digest", "diff_over", "lines", "ended", "why")},
+        **{name: row[name] for name in ("diff_digest", "diff_over", "lines", "ended", "why", "rejected")},
         **{name: row[name] for name in ("p", "level", "wealth", "seconds")},
-        "promoted": row["ended"] == Ended.PROMOTED.value,
+        "promoted": row["ended"] == Ended.PROMOTED.value and not row["rejected"],
         "cells": cells,
         "regressed": [cell["cell"] for cell in cells if cell["verdict"] == "slower"],
         "gates": [{"gate": gate_name(row), "arm": row["arm"], "status": row["status"]} for row in gates],

@@ -76,7 +76,8 @@ def attempt(lab: Lab, asked: Try, watch: Watch) -> tuple[str, bool]:
     if not asked.because.strip():
         raise SpecError("a try needs a hypothesis, and --because says nothing", next="dgxlab try --help")
     source = source_of(lab.cache, asked.baseline, asked.tree, watch)
-    rows = [row for row in tries.ledger(lab.store, *asked.ledger) if not row["rejected"]]
+    every = tries.ledger(lab.store, *asked.ledger)
+    rows = [row for row in every if not row["rejected"]]
     same = [row for row in rows if (row["pin"], row["tree"]) == (source.pin, source.tree)]
     if ended := [row["try_id"] for row in same if row["ended"]]:
         return ended[0], True
@@ -85,17 +86,18 @@ def attempt(lab: Lab, asked: Try, watch: Watch) -> tuple[str, bool]:
         add = command("git", "-C", asked.tree, "add", files[0])
         raise SpecError(message, next=f"{add}, or ignore what is no source")
     with _alone(lab, asked.baseline.host):
-        parent = same[0]["parent"] if same else _parent(rows, asked)
+        parent = same[0]["parent"] if same else _parent(every, asked)
         of_parent = parent and _made(lab, tries.find(tries.ledger(lab.store), parent))
         reference = of_parent or source_of(lab.cache, asked.baseline, None, watch)
         if reference.tree == source.tree:
             raise SpecError(f"{asked.tree} is what it would be compared with", next=f"change something in {asked.tree}")
-        if same:
-            try_id = same[0]["try_id"]
-            _refuse_moved(lab, same[0], reference)
+        change = series.diff(lab.cache, source, reference)
+        begun = [row["try_id"] for row in same if _goes_on(lab, row, reference, change)]
+        if begun:
+            try_id = begun[0]
         else:
             _check_budget(rows, asked, 0.0)
-            diff, change = series.diff(lab.cache, source), series.diff(lab.cache, source, reference)
+            diff = series.diff(lab.cache, source)
             because = one_line(asked.because)
             try_id = tries.begin(lab.store, asked.ledger, because, source, diff=diff, change=change, parent=parent)
         _Measure(lab, asked, rows, try_id, source, of_parent or None, watch).to_the_end()
@@ -169,7 +171,8 @@ def export(lab: Lab, root: Path, name: str, row: Row) -> list[str]:
 
 def _parent(rows: Sequence[Row], asked: Try) -> str | None:
     """Return the id of the promoted try that a new one is compared with, None for the baseline itself."""
-    promoted = [row for row in rows if row["ended"] == Ended.PROMOTED.value and row["pin"] == asked.baseline.pin]
+    promoted = [row for row in rows if row["ended"] == Ended.PROMOTED.value and not row["rejected"]]
+    promoted = [row for row in promoted if row["pin"] == asked.baseline.pin]
     if asked.parent == "0" or (asked.parent is None and not promoted):
         return None
     row = tries.find(rows, asked.parent) if asked.parent else promoted[-1]
@@ -184,13 +187,19 @@ def _made(lab: Lab, row: Row) -> Source:
     return series.remake(lab.cache, row["pin"], row["tree"], tries.diff_of(lab.store, row["try_id"]))
 
 
-def _refuse_moved(lab: Lab, row: Row, reference: Source) -> None:
-    """Raise SpecError if an unfinished try was begun against another reference: its stages would not agree."""
-    for job in tries.sessions_of(lab.store, row["try_id"]).values():
+def _goes_on(lab: Lab, row: Row, reference: Source, change: str) -> bool:
+    """Return whether an unfinished try was begun against this reference; True if it does not say, as older ones.
+
+    Raises SpecError if it was not and has sessions: its stages would not agree.
+    """
+    jobs = tries.sessions_of(lab.store, row["try_id"]).values()
+    for job in jobs:
         if (was := job.plan.arms[0].source.tree) != reference.tree:
             message = f"try {row['number']} was begun against tree {was[:12]} of {row['baseline']}, which has changed"
-            reject = command("dgxlab", "session", "reject", alias(job.job_id), "--because", "its baseline has changed")
-            raise SpecError(f"{message} to {reference.tree[:12]}", next=f"{reject}, then {AGAIN}")
+            reject = ("session", "reject", alias(job.job_id), "--because", "its baseline has changed")
+            first = ("cancel", alias(job.job_id)) if job.state in ("intended", "running") else reject
+            raise SpecError(f"{message} to {reference.tree[:12]}", next=command("dgxlab", *first))
+    return bool(jobs) or row["diff_over"] == "pin" or tries.change_of(lab.store, row["try_id"]) == change
 
 
 def _check_budget(rows: Sequence[Row], asked: Try, now_s: float) -> None:

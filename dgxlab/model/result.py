@@ -140,7 +140,7 @@ def model_id(model: Model, files: Mapping[str, str] | None = None) -> str:
 
 
 def model_read(model: Model, read: Iterable[Mapping[str, Any]]) -> str:
-    """Return the id of a model that reads files by what was read on a host, "unknown" if it was not; else its id.
+    """Return a model's id. For one that reads files, it is that of what a host last read; "unknown" if none did.
 
     Args:
         read: Rows of the record with model_id, path and recipe, the newest last.

@@ -56,7 +56,8 @@ class Wave:
     Attributes:
         streams: In the order in which they began.
         begin: When the wave began, in ns of the monotonic clock.
-        cpu: Largest share of a processor that this program used for SPAN_NS, or for all of a shorter wave.
+        cpu: Largest share of a processor that this program used for SPAN_NS, for half of it at the end, or for all of a
+            shorter wave.
         away: The longest time in ns for which it was not waiting for events: by that a time can be late.
     """
 
@@ -78,8 +79,8 @@ class Wave:
         self.begin = self._mark()
         with self._poll:
             self._loop(int(1e9 * stall_s))
-        if self._marks[1:]:
-            self._marks.pop()  # the last span lasts to the end
+        if self._marks[1:] and time.perf_counter_ns() - self._marks[-1][0] < SPAN_NS / 2:
+            self._marks.pop()  # so short a last span is counted with the one before
         self._mark()
         self.cpu = max((used - before) / (now - then) for (then, before), (now, used) in pairwise(self._marks))
         gc.enable()

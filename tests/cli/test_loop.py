@@ -1,9 +1,11 @@
 """`dgxlab try` and its ledger: what drops a change, what promotes one, and what is never measured twice."""
 
 import json
+import re
 import shlex
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -231,8 +233,10 @@ def test_a_session_that_ended_after_its_client_left_counts(new: Loop, tmp_path: 
     new.edit(BENCH, TIME, "20000000")
     hold.touch()
     left = new.project.spawn("try", "stock", "--tree", new.checkout, "--because", "it is faster")
+    deadline = time.monotonic() + 120
     while not any((row["kind"], row["state"]) == ("screen", "running") for row in new.project.json("sessions")):
         assert left.poll() is None, left.communicate()
+        assert time.monotonic() < deadline
     left.send_signal(signal.SIGINT)
     assert "goes on" in left.communicate(timeout=60)[1]
     assert left.returncode == 130
@@ -253,10 +257,29 @@ def test_a_try_does_not_go_on_against_another_baseline(loop: Loop) -> None:
     moved = loop.try_()
     assert (moved.rc, moved.error.partition(" tree ")[0]) == (9, "try 1 was begun against")
     assert "of stock, which has changed to" in moved.error
-    reject, _ = moved.next.split(", then ")
-    loop.project.ok(*shlex.split(reject)[1:])
+    loop.project.ok(*shlex.split(moved.next)[1:])
     assert loop.ended()[1]["number"] == 2
     assert [row["rejected"] for row in loop.project.json("tries", "list")] == [1, 0]
+    shown = loop.project.json("tries", "show", "1")
+    assert (shown["rejected"], shown["promoted"]) == (1, False)
+    assert re.search(r"(?m)^ended +rejected$", loop.project.ok("tries", "show", "1").out)
+    loop.edit(BENCH, TIME, "8000000")
+    assert "try 1 is not promoted" in loop.try_("--parent", "1").error
+
+
+def test_a_try_of_which_nothing_is_measured_begins_anew_against_another_baseline(new: Loop) -> None:
+    new.edit("ggml/ggml.c", "out of toys", "no toys")
+    new.project.ok("patch", "export", "first", "--tree", new.checkout, "-m", "ggml : say it shortly")
+    new.edit(BENCH, TIME, "20000000")
+    assert new.try_().rc == 8  # no noise floor yet
+    new.project.spec("stock", SPEC + "series: [first]\n")
+    new.project.ok("noise", "stock")
+    assert new.ended()[1]["ended"] == "screen"
+    old, begun = new.project.json("tries", "list")
+    assert [(row["ended"], row["lines"], row["diff_over"]) for row in (old, begun)] == [
+        (None, 2, "baseline"),
+        ("screen", 4, "baseline"),  # the series is taken back
+    ]
 
 
 def test_fixed_cycles_are_the_least_for_held_out_cells_too(new: Loop) -> None:
@@ -314,6 +337,7 @@ def test_a_number_of_several_ledgers_needs_a_baseline() -> None:
 
 def test_one_loop_a_device(new: Loop) -> None:
     new.edit(BENCH, TIME, "9000000")
+    cache_path().parent.mkdir(parents=True, exist_ok=True)
     with locked(cache_path().with_name("loop-local.lock"), pytest.fail):
         ran = new.try_()
     assert (ran.rc, ran.error) == (10, "another loop uses host local: one at a time")

@@ -202,14 +202,15 @@ def test_what_arrives_while_requests_are_sent_may_be_late(monkeypatch: pytest.Mo
     assert wave.away >= 100_000_000
 
 
-def test_a_client_that_is_busy_only_while_tokens_arrive_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits for a prompt, and then needs a whole processor."""
+@pytest.mark.parametrize("events", [50, 15])
+def test_a_client_that_is_busy_only_while_tokens_arrive_is_seen(events: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for a prompt, and then needs a whole processor, for two spans and for less than one."""
 
     def serve() -> None:
         with server.accept()[0] as connection:
             time.sleep(0.6)
             begin.append(time.perf_counter_ns())
-            for _ in range(50):
+            for _ in range(events):
                 connection.sendall(CHUNKS)
                 time.sleep(0.01)
 
