@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ def rounds(lab: Lab, request: Request, shown: Callable[[], AbstractContextManage
     """
     assert isinstance(request.tree, Path)
     number, seen, last = 0, None, None
+    begun: list[str] = []  # the jobs of all rounds
     try:
         while True:
             before, seen = seen, _state(request.tree)
@@ -49,14 +50,14 @@ def rounds(lab: Lab, request: Request, shown: Callable[[], AbstractContextManage
                 time.sleep(LOOK_S)
                 continue
             last, number = seen, number + 1
-            yield _round(lab, request, number, shown)
-    except KeyboardInterrupt:
-        pass
-    except Interrupted as stopped:
-        if stopped.job_id and not lab.store.job(stopped.job_id).ended:
-            host = lab.connect(request.experiment.host)
-            host.cancel(stopped.job_id)
-            settle(lab, host, None, lambda event: None)
+            yield _round(lab, replace(request, begun=begun.append), number, shown)
+    except (KeyboardInterrupt, Interrupted) as stopped:
+        job_ids = [stopped.job_id] if isinstance(stopped, Interrupted) and stopped.job_id else begun[-1:]
+        for job_id in job_ids:
+            if not lab.store.job(job_id).ended:
+                host = lab.connect(request.experiment.host)
+                host.cancel(job_id)
+                settle(lab, host, None, lambda event: None)
 
 
 def _round(lab: Lab, request: Request, number: int, shown: Callable[[], AbstractContextManager[Watch]]) -> Round:

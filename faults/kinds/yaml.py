@@ -23,7 +23,7 @@ from dgxlab.spec.hosts import load_hosts
 from faults.fault import Broken, Fault
 from tests.spec.specs import BASE
 
-SECONDS = 1.0
+SECONDS = 2.0
 """Most processor time that a document may take."""
 KIB = 200 << 10
 """Most memory, in KiB."""
