@@ -52,12 +52,11 @@ def rounds(lab: Lab, request: Request, shown: Callable[[], AbstractContextManage
             last, number = seen, number + 1
             yield _round(lab, replace(request, begun=begun.append), number, shown)
     except (KeyboardInterrupt, Interrupted) as stopped:
-        job_ids = [stopped.job_id] if isinstance(stopped, Interrupted) and stopped.job_id else begun[-1:]
-        for job_id in job_ids:
-            if not lab.store.job(job_id).ended:
-                host = lab.connect(request.experiment.host)
-                host.cancel(job_id)
-                settle(lab, host, None, lambda event: None)
+        job_id = getattr(stopped, "job_id", "") or next(reversed(begun), "")
+        if job_id and not lab.store.job(job_id).ended:
+            host = lab.connect(request.experiment.host)
+            host.cancel(job_id)
+            settle(lab, host, None, lambda event: None)
 
 
 def _round(lab: Lab, request: Request, number: int, shown: Callable[[], AbstractContextManager[Watch]]) -> Round:

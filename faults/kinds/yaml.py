@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -23,7 +23,7 @@ from dgxlab.spec.hosts import load_hosts
 from faults.fault import Broken, Fault
 from tests.spec.specs import BASE
 
-SECONDS = 2.0
+SECONDS = 1.0
 """Most processor time that a document may take."""
 KIB = 200 << 10
 """Most memory, in KiB."""
@@ -174,6 +174,11 @@ def _read(read: Callable[[], object], name: str, content: bytes, random: Random)
     except SpecError as error:
         parsed, refusal = None, error
     seconds, kib = time.process_time() - begin, _memory_taken(before)
+    if seconds > SECONDS:  # read it again, as on a busy machine a processor's time is longer too
+        begin = time.process_time()
+        with suppress(SpecError):
+            read()
+        seconds = min(seconds, time.process_time() - begin)
     if seconds > SECONDS or kib > KIB:
         raise Broken(f"{len(content)} bytes of {name} took {seconds:.2f} s and {kib >> 10} MiB: {content[:200]!r}")
     if refusal is None:

@@ -246,7 +246,7 @@ def test_the_clock_of_a_node_is_minutes_off(go: Go, cluster: Slurm, tmp_path: Pa
     lab = go(time="6", extra=(f"--export={variables}",))
     job_id = slow(lab)
     began = json.loads((lab.root / "jobs" / job_id / "started").read_text())["t"]
-    assert abs(began - time.time() - ahead_s) < 120  # half of that: how long it has run by now
+    assert abs(began - time.time() - ahead_s) < 60
     number = number_of(cluster, job_id)
     if how == "TIMEOUT":
         near_its_limit(cluster, number)
@@ -254,7 +254,7 @@ def test_the_clock_of_a_node_is_minutes_off(go: Go, cluster: Slurm, tmp_path: Pa
         cluster.tell("scancel", number)
     assert how in ended(lab, job_id)
     (listed,) = (job for job in lab.host.jobs() if job.job_id == job_id)
-    assert 0 <= listed.age_s < 240
+    assert 0 <= listed.age_s < 120
     outcome = rerun(lab)
     assert 0 < outcome.reused < outcome.planned
 
