@@ -186,6 +186,7 @@ PAIRS = [
     ("spark-gdn", "spark-gdn-on"),
     ("h200-nvfp4-moe", "h200-nvfp4-moe-graphs"),
     ("h200-nvfp4-moe", "h200-nvfp4-moe-speed"),
+    ("h200-nvfp4-moe-products", "h200-nvfp4-moe-products-on"),
     ("h200-nvfp4-moe", "h200-nvfp4-moe-on"),
     ("spark-gdn-bf16", "spark-gdn-bf16-on"),
     ("h200-gdn-conv", "h200-gdn-conv-on"),
