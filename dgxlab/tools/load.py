@@ -43,7 +43,9 @@ COMMON_VOCAB = 20_000
 """A size of the vocabulary that every large model exceeds, for servers that do not tell it."""
 UNTOLD = (OSError, HTTPException, ValueError, LookupError, TypeError)
 EXCERPT = 200
-"""Characters of an answer that a problem quotes."""
+"""Characters of an answer, or of the server's last line, that a problem quotes."""
+LOG_END = 4096
+"""Bytes at the end of the server's output in which its last line is looked for."""
 
 
 class Problem(Exception):
@@ -55,7 +57,11 @@ class Problem(Exception):
 
 @contextlib.contextmanager
 def started(argv: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """Yield a running server; end it by TERM, then KILL."""
+    """Yield a running server; end it by TERM, then KILL.
+
+    Raises:
+        Problem: if it cannot be started, or has ended when something fails with it.
+    """
     libc = ctypes.CDLL(None)
     try:
         server = subprocess.Popen(
@@ -69,6 +75,9 @@ def started(argv: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
         raise Problem(f"the server cannot be started: {error.strerror}: {argv[0]}") from error
     try:
         yield server
+    except (Problem, OSError):
+        _alive(server, DYING_S)  # a server that has ended is the cause of whatever failed
+        raise
     finally:
         server.terminate()
         try:
@@ -109,9 +118,23 @@ def listening() -> set[int]:
     return {int(row[1].partition(":")[2], 16) for row in rows if row[3] == "0A" and row[9] in inodes}
 
 
-def _alive(server: subprocess.Popen[bytes]) -> None:
-    if (code := server.poll()) is not None:
-        raise Problem(f"the server ended {f'by {signal.Signals(-code).name}' if code < 0 else f'with status {code}'}")
+def _alive(server: subprocess.Popen[bytes], dying_s: float = 0.0) -> None:
+    """Raise Problem if the server has ended, or does in so many seconds."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        code = server.wait(dying_s)
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
+        raise Problem(f"the server ended {how}{_last_line()}")
+
+
+def _last_line() -> str:
+    """Return the last line of stderr, which the server shares, after a colon; "" if there is none, or no file."""
+    path = Path(f"/proc/self/fd/{sys.stderr.fileno()}")
+    if not path.is_file():
+        return ""
+    with path.open("rb") as log:
+        log.seek(max(0, path.stat().st_size - LOG_END))
+        lines = log.read().decode(errors="replace").split("\n")
+    return next((f": {line.strip()[:EXCERPT]}" for line in reversed(lines) if line.strip()), "")
 
 
 def _get(port: int, path: str, limit_s: float = ANSWER_S) -> tuple[int, bytes]:
@@ -287,16 +310,16 @@ def main(settings: str, *argv: str) -> None:
                     texts = prompts(count, asked["pp"], about["n_vocab"], seed)
                     requests = [request(api.path, api.body(text, asked["tg"], about)) for text in texts]
                     waves.append(loaded(Wave((LOOPBACK, port), requests, due), asked["stall_s"], api))
-                    if not all(stream.get("end") for stream in waves[-1]["streams"]):
-                        with contextlib.suppress(subprocess.TimeoutExpired):
-                            server.wait(DYING_S)
+                    if not (whole := all(stream.get("end") for stream in waves[-1]["streams"])):
                         break
                 _print({**{name: asked[name] for name in ("pp", "tg")}, mode: load, "waves": waves})
-                _alive(server)
+                _alive(server, 0.0 if whole else DYING_S)
                 if any(stream.get("stalled") for stream in waves[-1]["streams"]):
                     raise Problem("streams stalled: what the server still does would disturb the next ones")
-    except (Problem, OSError) as error:
-        _print({"problem": str(error)})
+    except Problem as problem:
+        _print({"problem": str(problem)})
+    except OSError as error:
+        _print({"problem": f"the server cannot be asked: {error.strerror}"})
 
 
 def _print(line: Mapping[str, Any]) -> None:

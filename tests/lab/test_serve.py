@@ -48,6 +48,14 @@ def test_one_failed_stream_costs_its_cell_alone(toy_lab: ToyLab) -> None:
     assert json.loads(launch["argv"][4])["pl"] == [2]
 
 
+def test_a_server_that_ends_between_two_waves_is_told_with_its_last_line(toy_lab: ToyLab) -> None:
+    outcome, events = toy_lab.run(toy_lab.experiment(gates=(), bench=(toy.serve(env={"TOY": "leaves"}),)))
+    assert isinstance(outcome.error, RemoteError)
+    assert outcome.error.message == "llama-server: the server ended with status 7: out of toys"
+    *_, run = kinds(events, "run")
+    assert outcome.error.next == f"dgxlab logs {outcome.job_id} {run['raw']['stderr']['path']}"
+
+
 def test_a_session_alternates_servers(toy_lab: ToyLab) -> None:
     entry = toy.serve(streams=(1,), env={"TOY": "untimed"})  # a busy machine does not refuse it
     sides = [toy_lab.experiment(name=name, gates=(), bench=(entry,), env={"ARM": name}) for name in ("stock", "other")]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -20,7 +21,7 @@ from typing import Any
 
 FAULTS = (
     *("dies", "never ready", "hangs", "another model", "few slots", "no facts", "500", "killed", "stalls", "malformed"),
-    *("cached", "end of text", "bunches", "slow stream", "slow tail"),
+    *("cached", "end of text", "bunches", "slow stream", "slow tail", "leaves", "turns away"),
 )
 STEP_S = 0.002
 SLOW_S = 0.010, 0.014
@@ -114,9 +115,15 @@ class Handler(BaseHTTPRequestHandler):
         cached = 7 if how == "cached" else 0
         timings = {"cache_n": cached, "prompt_n": n_prompt - cached, "predicted_n": total, "predicted_ms": ms}
         end = {"stop": True, "stop_type": "eos" if total < n_gen else "limit", "tokens_predicted": total}
+        if how in ("leaves", "turns away"):  # before the client can know that this wave is over
+            self.server.socket.shutdown(socket.SHUT_RDWR)
         self.events([*waiting, json.dumps({**end, "timings": timings}).encode()])
         self.wfile.write(b"0\r\n\r\n")
         self.close_connection = True
+        if how == "leaves":
+            sys.stderr.write("out of toys\n\n")
+            sys.stderr.flush()
+            os._exit(7)
 
     def misbehave(self, number: int) -> None:
         if how == "killed" and number == 6:

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import pytest
@@ -30,14 +31,15 @@ DRIVE = "import sys; from dgxlab.tools import load; load.GRACE_S = 1; load.main(
 
 
 def drive(how: str, **changes: Any) -> str:
-    """Return what the client prints of a server; as the agent does, in a process group of its own."""
+    """Return what the client prints of a server; as with the agent, in a process group of its own, stderr in a file."""
     (launch,) = BENCH.launches({}, lambda model, cell: True)
     *_, settings = launch.argv[:5]
     asked = json.dumps({**json.loads(settings), **changes})
     options = ("-m", "m.gguf", "-np", "4", "-c", "1024", "--host", "127.0.0.1", "--port", "0")
     argv = [sys.executable, "-c", DRIVE, asked, sys.executable, str(SERVER), how, *options]
-    ended = subprocess.run(argv, cwd=PROJECT, capture_output=True, text=True, start_new_session=True, check=True)
-    return ended.stdout
+    with TemporaryFile() as errors:
+        streams = {"stdout": subprocess.PIPE, "stderr": errors}
+        return subprocess.run(argv, cwd=PROJECT, text=True, start_new_session=True, check=True, **streams).stdout
 
 
 def problems(how: str, **changes: Any) -> str:
@@ -67,6 +69,8 @@ def test_every_token_has_a_time(how: str) -> None:
         ("few slots", "B4: the server has 1 slots, too few for 4 streams"),
         ("500", 'HTTP 500: {"error": {"message": "out of toys"}}'),
         ("killed", "the server ended by SIGKILL"),
+        ("leaves", "the server ended with status 7: out of toys"),
+        ("turns away", "the server cannot be asked: Connection refused"),
         ("malformed", "an unexpected event: {"),
         ("cached", "9 tokens of its prompt were computed and 7 came from a cache"),
         ("end of text", "got 111 tokens, not 120: it was stopped by eos"),
