@@ -20,7 +20,8 @@ from dgxlab.tools.rows import Columns, Parsed, Refused, finite, json_rows, match
 from dgxlab.tools.tool import Benchmark, Keep, Key, Launch, Samples, Tool, key
 
 PROGRAM = "llama-server"
-CTX_STEP = 256  # llama.cpp rounds the context of a slot up to this
+CTX_STEP = 256
+"""llama.cpp rounds the context of a slot up to this."""
 STEADY = 64
 """Tokens that each stream must receive while all streams generate."""
 BUSY = 0.8
@@ -237,16 +238,21 @@ def setup(cell: Cell, weights: str, env: Mapping[str, str], cmake: Mapping[str, 
     if fixed.get("engine") == "vllm":
         return _of_vllm(f"{fixed['command']}".split())
     own = _flags(f"{fixed['args']}".split())
+    room = _room(int(cell.params["pp"]) + int(cell.params["tg"]))
     off = cmake.get("GGML_CUDA") != "ON" or cmake.get("GGML_CUDA_GRAPHS") == "OFF" or "GGML_CUDA_DISABLE_GRAPHS" in env
-    tokens = -(-(int(cell.params["pp"]) + int(cell.params["tg"]) + 1) // CTX_STEP) * CTX_STEP
     return {
         "weights": weights,
         "KV": f"{fixed.get('type_k', 'f16')}, {fixed.get('type_v', 'f16')}",
         "state": own.get("--cache-type-ssm", env.get("LLAMA_CACHE_TYPE_SSM", "f32")),  # of the series gdn-state
         "prompt cache": "off",
         "kernels": "one by one" if off else "CUDA graphs",
-        "context": f"{fixed['n_ctx']} for all" if "n_ctx" in fixed else f"{tokens}",
+        "context": f"{fixed['n_ctx']} for all" if "n_ctx" in fixed else f"{room}",
     }
+
+
+def _room(tokens: int) -> int:
+    """Return the context of a slot for a prompt and its answer: the last token is sent, and not decoded any more."""
+    return -(-tokens // CTX_STEP) * CTX_STEP
 
 
 def _of_vllm(command: Sequence[str]) -> dict[str, str]:
@@ -360,7 +366,7 @@ class ServeBench(Benchmark):
         if slots < most:
             text = f"{most} streams do not fit into n_parallel {slots}: some would wait for a slot"
             raise SpecError(text, next=f"set n_parallel to {most} or leave it out")
-        need = slots * -(-(tokens + 1) // CTX_STEP) * CTX_STEP
+        need = slots * _room(tokens)
         n_ctx = int(axes.pop("n_ctx", need))
         if n_ctx < need:
             text = f"n_ctx {n_ctx} is too small for {slots} slots of {tokens} tokens, which need {need}"

@@ -10,7 +10,7 @@ import pytest
 
 from dgxlab.errors import SpecError
 from dgxlab.model import program_of
-from dgxlab.tools.llama_server import ServeBench, metrics, off, parse, percentile, unfair
+from dgxlab.tools.llama_server import ServeBench, metrics, off, parse, percentile, setup, unfair
 from tests.conftest import GOLDEN
 from tests.tools.streams import ABOUT, STEP_US, output, stream
 
@@ -296,6 +296,13 @@ def test_one_server_has_room_for_all_streams() -> None:
 def test_too_little_room_is_refused_before_a_job(axes: dict[str, Any], told: str) -> None:
     with pytest.raises(SpecError, match=told):
         list(ServeBench("m", (16,), (100,), (1, 4), axes=axes).launches({}, lambda model, cell: True))
+
+
+@pytest.mark.parametrize(("n_gen", "context"), [(240, 256), (241, 512)])
+def test_a_slot_has_room_for_prompt_and_answer_and_no_more(n_gen: int, context: int) -> None:
+    (launch,) = ServeBench("m", (16,), (n_gen,), (4,)).launches({}, lambda model, cell: True)
+    assert launch.argv[launch.argv.index("-c") + 1] == str(4 * context)
+    assert setup(launch.cells[0], "Q4_0", {}, {})["context"] == str(context)
 
 
 def test_vllm_is_started_by_its_own_command() -> None:

@@ -24,7 +24,8 @@ pytestmark = pytest.mark.llama
 RECIPE = SyntheticModel(
     n_layer=1, n_embd=64, n_ff=64, n_head=2, n_head_kv=2, n_vocab=32000, vocab="llama-spm", plain_text=True, quant="F16"
 )
-BENCH = ServeBench("m", (16,), (96,), (1, 4), repetitions=1, axes={"n_threads": (1,)})
+PP, TG = 16, 240  # together all of a slot's context, which has a multiple of 256 tokens
+BENCH = ServeBench("m", (PP,), (TG,), (1, 4), repetitions=1, axes={"n_threads": (1,)})
 
 ASK = "import sys; from dgxlab.tools import load; {change}; load.main(*sys.argv[1:])"
 CACHED = (
@@ -60,7 +61,7 @@ def test_every_stream_is_whole(drive: Drive, engine: str) -> None:
     assert about["server"]["slots"] == (4 if engine == "llama-server" else None)
     assert [row["pl"] for row in rows] == [1, 4]
     for wave in (wave for row in rows for wave in row["waves"]):
-        assert list(incomplete(wave["streams"], 16, 96)) == []
+        assert list(incomplete(wave["streams"], PP, TG)) == []
         for stream in wave["streams"]:
             assert min(stream["at_us"]) >= 0
             assert (stream["end"]["ms"] is None) == (engine == "vllm")
@@ -69,7 +70,7 @@ def test_every_stream_is_whole(drive: Drive, engine: str) -> None:
 def test_requests_that_arrive_wait_for_a_slot(drive: Drive) -> None:
     _, row = drive("llama-server", rate=[100.0], requests=12)
     for wave in row["waves"]:
-        assert list(incomplete(wave["streams"], 16, 96)) == []
+        assert list(incomplete(wave["streams"], PP, TG)) == []
         assert [each["sent_us"] for each in wave["streams"]] == sorted(each["sent_us"] for each in wave["streams"])
         spans = [(each["sent_us"], each["at_us"][0], sum(each["at_us"])) for each in wave["streams"]]
         ends = [sent + whole for sent, _, whole in spans]
@@ -80,6 +81,6 @@ def test_requests_that_arrive_wait_for_a_slot(drive: Drive) -> None:
 def test_a_prompt_cache_is_seen(drive: Drive) -> None:
     _, *rows = drive("llama-server", CACHED)
     (first, second) = rows[0]["waves"]
-    assert list(incomplete(first["streams"], 16, 96)) == []
-    (problem,) = incomplete(second["streams"], 16, 96)
+    assert list(incomplete(first["streams"], PP, TG)) == []
+    (problem,) = incomplete(second["streams"], PP, TG)
     assert problem == "stream 0: 1 tokens of its prompt were computed and 15 came from a cache, of 16"
