@@ -173,9 +173,12 @@ def _based(checkout: Path, pin: str) -> Git:
     if missing := [name for name in LLAMA_FILES if not (checkout / name).exists()]:
         raise SpecError(f"{checkout} is not llama.cpp: it has no {missing[0]}", next="name a llama.cpp checkout")
     if own.attempt("merge-base", "--is-ancestor", pin, "HEAD").rc != 0:
-        head = own.attempt("rev-parse", "--short=12", "HEAD").text
-        mend = f"{command('git', '-C', checkout)} rebase --onto {pin[:12]} BASE, or set llama_cpp.pin to its base"
-        problem = f"{checkout}, at {head}, is not based on pin {pin[:12]}"
+        git, at = command("git", "-C", checkout), own.attempt("rev-parse", "--short=12", "HEAD").text
+        if not at:
+            mend = f"{git} reset {pin[:12]}, which keeps its files, once it has that commit"
+            raise SpecError(f"{checkout} has no commit, so it is not based on pin {pin[:12]}", next=mend)
+        mend = f"{git} rebase --onto {pin[:12]} BASE, or set llama_cpp.pin to its base"
+        problem = f"{checkout}, at {at}, is not based on pin {pin[:12]}"
         raise SpecError(f"{problem}: its results would be recorded under the wrong pin", next=mend)
     return own
 

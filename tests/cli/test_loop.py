@@ -315,7 +315,7 @@ def test_budgets(loop: Loop) -> None:
     [
         (lambda tree: None, (), 9, "is what it would be compared with"),
         (lambda tree: (tree / "new.c").write_text(""), (), 9, "has files that git does not track, 1 in all: new.c"),
-        (lambda tree: toy.git(tree, "checkout", "-q", "--orphan", "other"), (), 9, "is not based on pin"),
+        (lambda tree: toy.git(tree, "checkout", "-q", "--orphan", "other"), (), 9, "has no commit, so it is"),
         (lambda tree: None, ("--because", " "), 9, "--because says nothing"),
         (lambda tree: None, ("--parent", "7"), 2, "no tries are called '7'"),
         (lambda tree: None, ("--host", "local,other"), 9, "not 'local,other'"),

@@ -1,6 +1,7 @@
 """A dirty checkout as a source: what is on the disk counts, and nothing on the disk changes."""
 
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -172,6 +173,19 @@ def test_based_on_something_else(project: Project) -> None:
     assert "set llama_cpp.pin" in caught.value.next
     with pytest.raises(SpecError, match="in the cache"):
         series.apply_tree(project.cache, "a" * 40, project.clone)
+
+
+def test_a_checkout_without_a_commit(project: Project) -> None:
+    write(project.clone, {"ggml/a": "1\n"})
+    git(project.clone, "checkout", "--quiet", "--orphan", "none")
+    with pytest.raises(SpecError) as caught:
+        apply_tree(project)
+    pin = project.pin[:12]
+    assert caught.value.message == f"{project.clone} has no commit, so it is not based on pin {pin}"
+    words, _, about = caught.value.next.partition(", which keeps its files")
+    assert about == ", once it has that commit"
+    subprocess.run(shlex.split(words), check=True, capture_output=True)
+    assert "ggml/a" in names(project, apply_tree(project))
 
 
 def test_what_no_tree_can_carry(project: Project, tmp_path: Path) -> None:
