@@ -158,7 +158,8 @@ def as_typed(next: str) -> str:
     if words[:1] == ["dgxlab"] and words[1] in _OF_A_RECORD:
         for word, after in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
             if word == "--db" or word.startswith("--db="):
-                return f"{next} --db {shlex.quote(word.partition('=')[2] or after)}"
+                record = shlex.quote(word.partition("=")[2] or after)
+                return f"dgxlab --db {record}{next.removeprefix('dgxlab')}"  # words may follow the command
     return next
 
 

@@ -215,9 +215,11 @@ def test_a_try_whose_session_was_rejected_is_measured_again(loop: Loop) -> None:
 def test_a_try_that_was_not_finished_goes_on(loop: Loop) -> None:
     loop.edit(BENCH, TIME, "9000000")
     loop.project.spec("stock", SPEC.replace("cycles: 8", "effect: 0.001%"))
-    ran = loop.try_()
+    ran = loop.try_("--db", "results.db")
     assert (ran.rc, ran.out) == (8, "")
     assert "is too high: 40 cycles find" in ran.error
+    noise, _, edit = ran.next.partition(", when it is quiet, or ")
+    assert (noise, edit[-10:]) == ("dgxlab --db results.db noise experiments/stock.yaml --host local", "stock.yaml")
     loop.project.spec("stock", SPEC)
     before = len(loop.project.json("sessions"))
     rc, done = loop.ended()
