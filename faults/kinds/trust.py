@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,15 +12,15 @@ from pathlib import Path
 from random import Random
 
 from faults import moments
-from faults.fault import Broken, Fault
+from faults.fault import Broken, Fault, wait_while
 from faults.host import CELLS, Box, Ran, box, ended
-from tests.sshd import Sshd, make_key, sshd
+from tests.sshd import Sshd, descendants, make_key, sshd
 
 NOT_TRUSTED = 3
 LET_IN = re.compile(r"Accepted |Failed |authenticating user|Starting session")
 """What sshd logs as soon as a client names a user."""
-AFTER_S = 0.5
-"""sshd notices a client that left, and logs it, after the client has ended."""
+LEFT_S = 30.0
+"""How long sshd may take, at most, to notice that a client has left, and to log it."""
 COMMANDS = ("run {spec} --host box", "gate {spec} --host box", "jobs --host box", "host check box", "host clean box")
 LENIENT = ("", "StrictHostKeyChecking no", "StrictHostKeyChecking accept-new")
 """Settings of ssh by which ssh would accept an unknown key; dgxlab must not."""
@@ -118,7 +117,8 @@ def _refused(place: Way, hop: str, command: list[str], name: str) -> None:
     ran = place.box.run(*command)
     if ran.rc != NOT_TRUSTED or "\nnext: " not in ran.err:
         raise Broken(f"{' '.join(command)} ended with {ran.rc} at a key that is not trusted: {ran.err}")
-    time.sleep(AFTER_S)
+    if held := wait_while(lambda: [pid for server in servers for pid in descendants(server.pid)], LEFT_S):
+        raise Broken(f"processes {held} of sshd serve a client that has left")
     if [_let_in(server) for server in servers] != before:
         raise Broken(f"let in: {' '.join(command)} went on after a key that is not trusted: {servers[0].log[-1000:]}")
     if place.box.folders(name) or place.box.jobs(name):

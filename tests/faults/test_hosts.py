@@ -9,6 +9,8 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -23,6 +25,7 @@ from faults.kinds import agent, clock, disk, leftover, reboot, replaced, trust
 from faults.kinds.clock import HOUR_S
 from faults.kinds.power import POWER
 from faults.ledger import once, read
+from tests.sshd import Sshd, descendants
 
 PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 
@@ -254,3 +257,18 @@ def test_a_client_that_trusts_a_wrong_key() -> None:
         (place.home / ".ssh" / "id_ed25519").unlink()
         with pytest.raises(Broken, match=r"^let in: jobs "):
             trust._refused(place, "box", ["jobs", "--host", "box"], "none")
+
+
+def test_a_server_that_logs_late_is_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "log").touch()
+    late = f"(sleep 1; echo Accepted key >>{tmp_path}/log) & wait"
+    with subprocess.Popen(["sh", "-c", late]) as child:
+        server = Sshd(tmp_path, 0, child.pid)
+
+        def run(*args: str) -> Ran:
+            wait_while(lambda: not descendants(server.pid), 10.0)
+            return Ran(trust.NOT_TRUSTED, "", "\nnext: x")
+
+        place = SimpleNamespace(jump=server, box=SimpleNamespace(server=server, run=run, folders=list, jobs=list))
+        with pytest.raises(Broken, match=r"^let in: jobs "):
+            trust._refused(cast(trust.Way, place), "box", ["jobs"], "")
