@@ -39,7 +39,7 @@ class Fault(Generic[P]):
     holds: str
     place: Callable[[], AbstractContextManager[P]]
     trial: Callable[[P, Random], str]
-    limit_s: float = 120.0
+    limit_s: float = 240.0
     lacks: Callable[[], str] = str
 
 

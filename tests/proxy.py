@@ -106,7 +106,7 @@ class Proxy:
         self._gate.set()
         self._reset_all()
         if tasks := asyncio.all_tasks() - {asyncio.current_task()}:
-            await asyncio.wait(tasks, timeout=2)  # cancelled ones would be reported as errors
+            await asyncio.wait(tasks, timeout=30)  # cancelled ones would be reported as errors
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1

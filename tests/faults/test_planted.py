@@ -21,7 +21,7 @@ from dgxlab.spec.nodes import Mark, Node
 from dgxlab.store import Damaged
 from dgxlab.tools import batched_bench, harness, llama_bench, reading, rows
 from dgxlab.transport import host
-from faults import hostile
+from faults import hostile, moments
 from faults.campaign import trials
 from faults.fault import Broken, Fault, seeded
 from faults.host import Box, Ran
@@ -169,6 +169,11 @@ def test_a_command_that_does_not_blame_the_full_disk() -> None:
     assert disk._told(Ran(0, "", "")) == ""
     with pytest.raises(Broken, match="does not say"):
         disk._told(Ran(4, "", f"{printed}error: llama-bench of this build does not know -m\n"))
+
+
+def test_a_reset_at_a_moment_before_the_run_has_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moments, "wait", lambda *args: None)
+    assert trials(network.RESET, seed=1, numbers=range(1)).met == {"submit": 1}
 
 
 def test_silence_that_is_noticed_late(monkeypatch: pytest.MonkeyPatch) -> None:
