@@ -13,7 +13,6 @@ from dgxlab.tools.rows import Columns, Parsed, Refused, agree, equal, json_rows,
 from dgxlab.tools.tool import Benchmark, Keep, Key, Launch, Tool, key
 
 PROGRAM = "llama-batched-bench"
-_CTX_STEP = 256  # llama.cpp rounds the context of each sequence up to this
 
 # -- the output of a launch -------------------------------------------------------------------------------------------
 
@@ -112,7 +111,7 @@ class BatchedBench(Benchmark):
                 cell = Cell(self.name, label, {"pp": pp, "tg": tg, "pl": pl}, fixed)
                 left |= {pl: cell} if keep(self.model, cell) else {}
             # the tool silently skips rows that do not fit, and aborts if they fit only by its rounding
-            need = max(asked) * -(-(pp + tg) // _CTX_STEP) * _CTX_STEP
+            need = max(asked) * tool.room(pp + tg)
             n_ctx = int(axes.pop("n_ctx", need))
             if n_ctx < need:
                 raise SpecError(

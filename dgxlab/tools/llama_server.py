@@ -20,8 +20,6 @@ from dgxlab.tools.rows import Columns, Parsed, Refused, finite, json_rows, match
 from dgxlab.tools.tool import Benchmark, Keep, Key, Launch, Samples, Tool, key
 
 PROGRAM = "llama-server"
-CTX_STEP = 256
-"""llama.cpp rounds the context of a slot up to this."""
 STEADY = 64
 """Tokens that each stream must receive while all streams generate."""
 BUSY = 0.8
@@ -238,7 +236,7 @@ def setup(cell: Cell, weights: str, env: Mapping[str, str], cmake: Mapping[str, 
     if fixed.get("engine") == "vllm":
         return _of_vllm(f"{fixed['command']}".split())
     own = _flags(f"{fixed['args']}".split())
-    room = _room(int(cell.params["pp"]) + int(cell.params["tg"]))
+    room = tool.room(int(cell.params["pp"]) + int(cell.params["tg"]))
     off = cmake.get("GGML_CUDA") != "ON" or cmake.get("GGML_CUDA_GRAPHS") == "OFF" or "GGML_CUDA_DISABLE_GRAPHS" in env
     return {
         "weights": weights,
@@ -248,11 +246,6 @@ def setup(cell: Cell, weights: str, env: Mapping[str, str], cmake: Mapping[str, 
         "kernels": "one by one" if off else "CUDA graphs",
         "context": f"{fixed['n_ctx']} for all" if "n_ctx" in fixed else f"{room}",
     }
-
-
-def _room(tokens: int) -> int:
-    """Return the context of a slot for a prompt and its answer: the last token is sent, and not decoded any more."""
-    return -(-tokens // CTX_STEP) * CTX_STEP
 
 
 def _of_vllm(command: Sequence[str]) -> dict[str, str]:
@@ -336,7 +329,7 @@ class ServeBench(Benchmark):
 
     def launches(self, env: Mapping[str, str], keep: Keep) -> Iterator[Launch]:
         """Yield a launch of the server for all numbers of streams, or rates, at one (n_prompt, n_gen, other axes)."""
-        key, name = ("rate", "rates") if self.rates else ("pl", "streams")
+        mode, name = ("rate", "rates") if self.rates else ("pl", "streams")
         for setting in tool.settings({"n_prompt": self.n_prompt, "n_gen": self.n_gen, **self.axes}):
             asked = [much for much in getattr(self, name) if not tool.excluded({**setting, name: much}, self.exclude)]
             if not asked:
@@ -350,10 +343,10 @@ class ServeBench(Benchmark):
             for much in asked:
                 at = f"{much:g}/s" if self.rates else f"B{much}"
                 label = f"pp{pp} tg{tg} {at}{tool.varying(axes, self.axes)}"
-                cells[much] = Cell(self.name, label, {"pp": pp, "tg": tg, key: much}, {**fixed, **several})
+                cells[much] = Cell(self.name, label, {"pp": pp, "tg": tg, mode: much}, {**fixed, **several})
             left = {much: cell for much, cell in cells.items() if keep(self.model, cell)}
             waves = {"waves": self.repetitions + 1, "ready_s": self.ready_s, "stall_s": self.stall_s, **several}
-            client = canonical({"engine": self.engine, "pp": pp, "tg": tg, key: list(left), **waves})
+            client = canonical({"engine": self.engine, "pp": pp, "tg": tg, mode: list(left), **waves})
             most = max(self.streams, default=1)  # n_parallel says how many of those that arrive are served at once
             server = self._llama_server(axes, most, pp + tg) if self.engine == PROGRAM else self._vllm()
             where = ("--host", load.LOOPBACK, "--port", "0")  # the kernel chooses a free one
@@ -366,7 +359,7 @@ class ServeBench(Benchmark):
         if slots < most:
             text = f"{most} streams do not fit into n_parallel {slots}: some would wait for a slot"
             raise SpecError(text, next=f"set n_parallel to {most} or leave it out")
-        need = slots * _room(tokens)
+        need = slots * tool.room(tokens)  # the last token is sent and not decoded, so that a slot may be full
         n_ctx = int(axes.pop("n_ctx", need))
         if n_ctx < need:
             text = f"n_ctx {n_ctx} is too small for {slots} slots of {tokens} tokens, which need {need}"

@@ -133,8 +133,8 @@ def _last_line() -> str:
         return ""
     with path.open("rb") as log:
         log.seek(max(0, path.stat().st_size - LOG_END))
-        lines = log.read().decode(errors="replace").split("\n")
-    return next((f": {line.strip()[:EXCERPT]}" for line in reversed(lines) if line.strip()), "")
+        last = log.read().decode(errors="replace").strip().rpartition("\n")[2]
+    return last and f": {last[:EXCERPT]}"
 
 
 def _get(port: int, path: str, limit_s: float = ANSWER_S) -> tuple[int, bytes]:
@@ -312,7 +312,7 @@ def main(settings: str, *argv: str) -> None:
                     waves.append(loaded(Wave((LOOPBACK, port), requests, due), asked["stall_s"], api))
                     if not (whole := all(stream.get("end") for stream in waves[-1]["streams"])):
                         break
-                _print({**{name: asked[name] for name in ("pp", "tg")}, mode: load, "waves": waves})
+                _print({"pp": asked["pp"], "tg": asked["tg"], mode: load, "waves": waves})
                 _alive(server, 0.0 if whole else DYING_S)
                 if any(stream.get("stalled") for stream in waves[-1]["streams"]):
                     raise Problem("streams stalled: what the server still does would disturb the next ones")

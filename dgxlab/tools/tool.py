@@ -204,6 +204,11 @@ def launch_on_model(
     return Launch(entry.name, tuple(cells), argv, entry.model, env, entry.limit_s)
 
 
+def room(tokens: int) -> int:
+    """Return the context that llama.cpp gives a sequence of so many tokens: it rounds up."""
+    return -(-tokens // 256) * 256
+
+
 def flags_of(setting: Mapping[str, Param], axes: Mapping[str, Key]) -> list[str]:
     """Return the command-line arguments for one value of each axis."""
     return [word for name, value in setting.items() for word in (axes[name].flags[0], text_of(value))]
