@@ -107,7 +107,9 @@ class Worker:
         self.report(error)
 
     def report(self, error: DgxlabError) -> None:
-        """Write an error to the journal."""
+        """Write an error to the journal; where it blames a full disk, what makes room is the command to type next."""
+        if (full := full_disk(self.bench.job.raw)) and full in error.message:
+            error.next = clean_command()
         self.emit(ErrorEvent(message=error.message, next=error.next, details=error.details))
 
     # -- steps --------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -20,12 +21,14 @@ from dgxlab.agent.environment import Root, search_path
 from dgxlab.agent.files import unpack
 from dgxlab.agent.gates import run_gate
 from dgxlab.agent.measure import Workbench
-from dgxlab.errors import AGAIN, RemoteError
+from dgxlab.agent.work import Worker
+from dgxlab.errors import AGAIN, GateFailed, RemoteError
 from dgxlab.model import ARM, CheckCommand, Expectation, GateStep, ParityGate
 from dgxlab.model.events import GateEvent
 from dgxlab.transport.host import Host
 from dgxlab.transport.local import LocalTransport
 from tests.conftest import GOLDEN
+from tests.journals import read
 from tests.machines import programs
 
 SCRIPT = "#!/bin/sh\necho toy version 1.0\n"
@@ -79,6 +82,10 @@ def test_a_gate_on_a_full_disk_blames_the_disk(
     failing = gated("sh", "-c", print_failing, "-o", "MUL_MAT")
     assert failing.counts["failed"]
     assert "disk" not in " ".join(map(str, failing.reasons))
+    for event, after in ((gate, files.clean_command()), (failing, "dgxlab logs J")):
+        error = GateFailed("; ".join(map(str, event.reasons)), next="dgxlab logs J")
+        Worker.report(cast(Worker, SimpleNamespace(bench=bench, emit=bench.journal.emit)), error)
+        assert error.next == read(bench.job.journal)[-1].next == after
 
 
 def wheel(files: Mapping[str, str], mode: int = 0o755) -> bytes:
