@@ -60,7 +60,7 @@ def _texts(home: Path, *folders: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class HarnessGate(Check):
-    """A kernel's own tests: kernels/<kernel> is compiled on the host and run, or a program of the build is."""
+    """A kernel's own tests on the host: make runs them, from the sources of kernels/<kernel>, or a program of the build."""
 
     name = "harness"
     failures_on = "stderr"
@@ -70,17 +70,17 @@ class HarnessGate(Check):
     arch: str = key(
         "GpuArch", "The architecture that nvcc compiles for, as sm_90; native is the GPU that is there.", "native"
     )
-    tests: int = key(
-        "Count", "How many tests must run and pass: its `test` prints a line for each.", 0, must=True, later=True
-    )
-
-    program: str = key("Name", "A program that a series adds to the build, run in place of make test.", "", later=True)
+    tests: int = key("Count", "How many tests must run and pass: a line is printed for each.", 0, must=True, later=True)
+    target: str = key("Name", "The target of the kernel's Makefile that runs them.", "test", later=True)
+    program: str = key("Name", "A program that a series adds to the build, run in place of make.", "", later=True)
     model: str = key("Name", "A name under models, for program.", "", later=True)
     engaged: str = key("Line", "What must be on stderr, because the path under test prints it.", "", later=True)
 
     def subject(self) -> str:
-        """Return the kernel's name, or the program's and its model's."""
-        return f"{self.program} on {self.model}" if self.program else self.kernel
+        """Return the kernel's name, with its target where that is not `test`, or the program's and its model's."""
+        if self.program:
+            return f"{self.program} on {self.model}"
+        return self.kernel if self.target == "test" else f"{self.kernel} {self.target}"
 
     def flaws(self) -> Iterator[str]:
         """Yield why the gate cannot run."""
@@ -94,7 +94,7 @@ class HarnessGate(Check):
 
     def step(self, env: Mapping[str, str], root: str) -> dict[str, Any]:
         """Return the command and the sources that it compiles; raises SpecError if `kernel_files` does."""
-        make = ("make", "-C", f"{{files}}/{self.kernel}", "test", f"ARCH={self.arch}", "OUT={files}/build")
+        make = ("make", "-C", f"{{files}}/{self.kernel}", self.target, f"ARCH={self.arch}", "OUT={files}/build")
         argv = (f"{{bin}}/{self.program}", f"{{model:{self.model}}}") if self.program else make
         commands = (CheckCommand(ARM, argv, environments(self, env)[0], self.model),)
         return {"commands": commands, "files": kernel_files(root, self.kernel)}

@@ -143,6 +143,8 @@ test:
 \tmkdir -p $(OUT)
 \t$(CC) -I.. -DARCH='"$(ARCH)"' -o $(OUT)/harness harness.c
 \t$(OUT)/harness test
+operators:
+\t@echo 'ok   an operator is registered' >&2; echo passed >&2
 """
 HARNESS = """
 #include <stdlib.h>
@@ -197,6 +199,15 @@ def test_a_kernels_own_tests_are_compiled_and_run_on_the_host(kernel_lab: ToyLab
     assert kernel_lab.run(gated(kernel_lab, gate))[0].job_id == ""
     (kernel_lab.folder / "kernels" / "common" / "check.cuh").write_text(CHECK_CUH + "\n")
     assert len(kinds(kernel_lab.run(gated(kernel_lab, gate))[1], "gate")) == 1
+
+
+def test_another_target_of_a_kernel_runs_other_tests(kernel_lab: ToyLab) -> None:
+    """As the operators of a library that needs torch: a gate of their own, beside the kernel's."""
+    gates = gated(kernel_lab, HarnessGate("toy", tests=2), HarnessGate("toy", target="operators", tests=1))
+    _, events = kernel_lab.run_well(gates)
+    assert [event["readings"]["arm"]["passed"] for event in kinds(events, "gate")] == [2, 1]
+    page = report.render(report.collect(kernel_lab.lab.store, "toy"), wide=True)
+    assert ["| harness of toy |" in page, "| harness of toy operators |" in page] == [True, True]
 
 
 @pytest.mark.parametrize(
