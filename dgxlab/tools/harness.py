@@ -60,7 +60,7 @@ def _texts(home: Path, *folders: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class HarnessGate(Check):
-    """A kernel's own tests on the host: make runs them, from the sources of kernels/<kernel>, or a program of the build."""
+    """A kernel's tests on the host: make runs them, from the sources of kernels/<kernel>, or a program of the build."""
 
     name = "harness"
     failures_on = "stderr"
