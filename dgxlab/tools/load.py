@@ -319,7 +319,7 @@ def main(settings: str, *argv: str) -> None:
     except Problem as problem:
         _print({"problem": str(problem)})
     except OSError as error:
-        _print({"problem": f"the server cannot be asked: {error.strerror}"})
+        _print({"problem": f"the server cannot be asked: {error.strerror or error}"})
 
 
 def _print(line: Mapping[str, Any]) -> None:
