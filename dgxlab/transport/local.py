@@ -24,12 +24,10 @@ class LocalTransport:
         self, argv: Sequence[str], stdin: Iterable[bytes] = (), *, patience_s: float | None = None
     ) -> Iterator[bytes]:
         """Run `argv` on this machine; see Transport."""
-        # the interpreter's own folder is last on PATH: cmake and ninja from PyPI are installed there
-        path = f"{os.environ.get('PATH', '/usr/bin:/bin')}:{Path(sys.executable).parent}"
         with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as given:
             given.writelines(stdin)
             given.seek(0)
-            env = {**os.environ, "PATH": path}
+            env = {**os.environ, "PATH": _search_path()}
             child = subprocess.Popen(argv, stdin=given, stdout=subprocess.PIPE, stderr=errors, env=env)
             assert child.stdout is not None
             chunk = b"-"
@@ -51,3 +49,14 @@ class LocalTransport:
             errors.seek(0)
             if rc != 0:
                 raise CommandFailed(rc, errors.read().decode(errors="replace"))
+
+
+def _search_path() -> str:
+    """Return PATH with the interpreter's own folder, where cmake and ninja from PyPI are, as its last.
+
+    Also where a virtual environment is activated, and has it first: with another cmake all would be built anew.
+    """
+    folders, own = os.environ.get("PATH", "/usr/bin:/bin").split(":"), Path(sys.executable).parent
+    if sys.prefix != sys.base_prefix:
+        folders = [folder for folder in folders if Path(folder) != own]
+    return ":".join([*folders, str(own)])

@@ -1,6 +1,7 @@
 """The agent's verbs as methods, on this machine."""
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -256,3 +257,14 @@ def test_replies_and_lines_without_an_end_are_left(monkeypatch: pytest.MonkeyPat
 
 def test_lines_are_passed_on_whole_and_a_torn_last_one_is_not() -> None:
     assert list(module.whole_lines([b"a", b"b\nc\nd", b"", b"\ne"], "box", "follow")) == [b"ab\nc\n", b"d\n"]
+
+
+@pytest.mark.parametrize("activated", [True, False])
+def test_an_activated_environment_finds_the_same_programs(monkeypatch: pytest.MonkeyPatch, activated: bool) -> None:
+    """The system's first, except where the Python is no virtual environment's: conda has its compilers beside it."""
+    own = str(Path(sys.executable).parent)
+    monkeypatch.setattr(sys, "base_prefix", "/usr" if activated else sys.prefix)
+    monkeypatch.setenv("PATH", own, prepend=":")
+    folders = b"".join(LocalTransport().stream(["sh", "-c", "echo $PATH"])).decode().strip().split(":")
+    assert (folders.index(own) == len(folders) - 1) == activated
+    assert folders[-1] == own
