@@ -60,7 +60,7 @@ clean:
 	@mkdir -p .make && touch $@
 
 .make/installed: .make/venv pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable ".[build]"
+	PYTHONWARNINGS=ignore:Editable $(BIN)/python -m pip install --quiet --editable ".[build]"
 	@touch $@
 
 .make/test: .make/installed pyproject.toml
