@@ -28,7 +28,7 @@ ENDS = {
     "intended": "recorded, and nothing has been heard from the host yet",
     "running": "it has not ended",
     "lost": "it started and will never report its end",
-    "cancelled": "it was cancelled",
+    "cancelled": "it ended before everything was measured",
     "failed": "it ended with an error",
 }
 """What it means that a session is in a state other than done."""

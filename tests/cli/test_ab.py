@@ -66,6 +66,10 @@ def test_a_slower_candidate_is_called_slower(two: Project) -> None:
     assert two.run("report", "stream-vs-half").out == ran.out
     alone = two.run("report", "half")
     assert (alone.rc, alone.next) == (2, "dgxlab report stream-vs-half")
+    session = title.split()[2].rstrip(":")
+    by_form = two.run("report", "stream-vs-half", "--form", "single-stream")
+    assert (by_form.rc, by_form.next) == (2, f"dgxlab report --form verdicts {session}")
+    assert two.ok(*by_form.next.split()[1:]).out.startswith("**slower: 3 of 3 slower**")
     assert two.run("db", "check").out == "ok\n"
 
 
@@ -232,6 +236,7 @@ def test_a_session_that_goes_on_shows_how_far_it_is(two: Project) -> None:
     again = "dgxlab ab slow slow --host local"
     assert (attached.rc, attached.next) == (130, again)
     assert "**invalid: 2 of 2 invalid**" in attached.out
+    assert two.ok("sessions").out.endswith("  cancelled; invalid: 2 of 2 invalid\n")
 
 
 def test_a_line_of_a_chain_says_what_is_wrong_with_it() -> None:
