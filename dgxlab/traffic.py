@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Union
 
-from dgxlab.errors import UsageError
+from dgxlab.errors import AGAIN, UsageError
 from dgxlab.gguf_header import BLOCKS, Header
 
 _GAIN = 1.2
@@ -63,7 +63,7 @@ class _Inputs:
 
     def _take(self, name: str) -> Union[float, str]:
         if name not in self._known:
-            raise UsageError(f"{name} is not known", next=f"give --given {name}=VALUE, or --assume {name}=VALUE")
+            raise UsageError(f"{name} is not known", next=f"{AGAIN} with --given {name}=VALUE")
         self.used[name] = self._known[name]
         return self._known[name].value
 

@@ -99,7 +99,7 @@ def export(
             tables = [exported.collect(store, each, job=job_id, name=name) for each in tools]
     tables = [each for each in tables if each.rows]
     if not tables:
-        raise UsageError(f"{store.path} has no valid run of that kind", next="dgxlab jobs")
+        raise UsageError(f"{store.path} has no valid run of that kind", next="dgxlab sessions")
     if str(path) == "-":
         write_bytes(exported.content(tables, as_ or "csv"))
     else:

@@ -56,8 +56,9 @@ def find(rows: Sequence[Row], text: str) -> Row:
     fits = [row for row in rows if text in (str(row["number"]), row["try_id"], alias(row["try_id"]))]
     if len(fits) != 1:
         ids = "\n".join(str(row["try_id"]) for row in fits)
+        message = f"{len(fits)} tries are called {text!r}" if fits else f"no try is called {text!r}"
         mend = f"{AGAIN} with --of BASELINE" if fits else "dgxlab tries list"
-        raise UsageError(f"{len(fits) or 'no'} tries are called {text!r}", next=mend, details=ids)
+        raise UsageError(message, next=mend, details=ids)
     return fits[0]
 
 

@@ -109,7 +109,7 @@ def new_series(root: Path, name: str) -> Path:
         raise UsageError(f"{root} is no project", next=mend)
     folder = root / "patches" / _checked(name, "a series")
     if folder.exists():
-        raise UsageError(f"there is a series {name} already: {folder}", next="dgxlab patch list")
+        raise UsageError(f"there is a series {name} already: {folder}", next=command("ls", "-A", folder))
     _write(folder, _texts("new/series", {"name": name}))
     return folder
 

@@ -47,7 +47,8 @@ def find_arms(store: Store, wanted: Query) -> list[Evidence]:
     for session in wanted.session:
         job = store.job(session)
         if job.kind in SESSIONS:
-            raise UsageError(f"session {session} compares; its numbers are in form=verdicts", next="dgxlab jobs")
+            message = f"session {session} compares; its numbers are in form=verdicts"
+            raise UsageError(message, next=f"dgxlab report --form verdicts {session}")
         asks += asking.of_session(store, job)
     names = [ask.arm.name for ask in asks]
     arms = [find_evidence(store, ask) for ask in asks]

@@ -243,11 +243,12 @@ def job_of_arm(store: Store, name: str, host: str = "") -> Job:
                           job_id IN ({OF_CHECKOUTS} AND arm = :name)"""  # noqa: S608 - our own
     job = newest(store, f"{own} AND :host IN ('', host)", without_numbers, name=name, host=host)
     if job is None and host and newest(store, own, name=name):
-        raise UsageError(f"{store.path} has no session of {name!r} on {host!r}", next="dgxlab jobs")
+        raise UsageError(f"{store.path} has no session of {name!r} on {host!r}", next="dgxlab sessions")
     if job is None:
         raise _no_session(store, name)
     if job.kind in SESSIONS and job.name == name:
-        raise UsageError(f"{name!r} compares two experiments; its numbers are in form=verdicts", next="dgxlab jobs")
+        message = f"{name!r} compares two experiments; its numbers are in form=verdicts"
+        raise UsageError(message, next=f"dgxlab report --form verdicts {job.job_id}")
     return job
 
 
@@ -284,7 +285,7 @@ def _no_session(store: Store, name: str) -> UsageError:
     message = f"{store.path} has no session of an experiment {name!r}"
     if near:
         return UsageError(f"{message}; there is {near[0]!r}", next=f"dgxlab report {near[0]}")
-    return UsageError(message, next="dgxlab jobs")
+    return UsageError(message, next="dgxlab sessions")
 
 
 def op_params(params: Mapping[str, Param]) -> dict[str, Param]:

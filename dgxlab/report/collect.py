@@ -34,7 +34,7 @@ def collect(store: Store, experiment: str | None = None, *, job_id: str | None =
         UsageError: if neither or both are given, or there is no such session.
     """
     if (experiment is None) == (job_id is None):
-        raise UsageError("a report is about one experiment or one session", next="dgxlab jobs")
+        raise UsageError("a report is about one experiment or one session", next="dgxlab sessions")
     job = store.job(job_id) if job_id is not None else asking.newest_job(store, str(experiment))
     if job.kind in SESSIONS:
         return collect_session(store, job.job_id)

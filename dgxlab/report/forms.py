@@ -158,7 +158,8 @@ def _verdicts(store: Store, wanted: Query) -> Page:
             raise UsageError(f"session {job.job_id} compares nothing", next=f"dgxlab report {job.job_id}")
         report = collect_session(store, job.job_id)
         if not report.ended:
-            raise UsageError(f"session {job.job_id} has not ended and shows nothing before", next="dgxlab jobs")
+            message = f"session {job.job_id} has not ended and shows nothing before"
+            raise UsageError(message, next=f"dgxlab attach {job.job_id}")
         _, _, what = report.title.partition(": ")
         summaries.append(f"{what}: {report.summary}" if len(jobs) > 1 else report.summary)
         results += [table for table in report.tables if table.form == "verdicts"]

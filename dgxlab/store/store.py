@@ -158,7 +158,7 @@ class Store:
         """Return the job with this id; raises UsageError if there is none."""
         if job := self.find_job(job_id):
             return job
-        raise UsageError(f"{self.path} knows no job {job_id}", next="dgxlab jobs")
+        raise UsageError(f"{self.path} knows no job {job_id}", next="dgxlab sessions")
 
     def find_job(self, job_id: str) -> Job | None:
         """Return the job with this id, or None."""
@@ -170,7 +170,7 @@ class Store:
 
     def named(self, text: str) -> str:
         """Return the id of the only job that a user's text names; raises UsageError as `only_match`."""
-        return only_match(self.job_ids(text), text)
+        return only_match(self.job_ids(text), text, next="dgxlab sessions")
 
     def jobs(self) -> list[Job]:
         """Return all jobs, the newest first."""

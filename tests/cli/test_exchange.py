@@ -58,7 +58,7 @@ def test_export_of_a_measured_project(measured: Project) -> None:
 
 
 def test_export_of_nothing(measured: Project) -> None:
-    assert measured.run("export", "x.sqlite", "--name", "other").next == "dgxlab jobs"
+    assert measured.run("export", "x.sqlite", "--name", "other").next == "dgxlab sessions"
     assert "'zz'" in measured.run("export", "x.sqlite", "--job", "zz").error
     many = measured.run("export", "x.csv")
     assert "name one with --tool" in many.error

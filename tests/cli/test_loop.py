@@ -319,7 +319,7 @@ def test_budgets(loop: Loop) -> None:
         (lambda tree: (tree / "new.c").write_text(""), (), 9, "has files that git does not track, 1 in all: new.c"),
         (lambda tree: toy.git(tree, "checkout", "-q", "--orphan", "other"), (), 9, "has no commit, so it is"),
         (lambda tree: None, ("--because", " "), 9, "--because says nothing"),
-        (lambda tree: None, ("--parent", "7"), 2, "no tries are called '7'"),
+        (lambda tree: None, ("--parent", "7"), 2, "no try is called '7'"),
         (lambda tree: None, ("--host", "local,other"), 9, "not 'local,other'"),
     ],
 )
@@ -395,7 +395,7 @@ def test_the_ledger_is_shown_drawn_and_exported(loop: Loop, tmp_path: Path) -> N
     assert "+    return (i ? 9000000" in told["diff"]
     lines = loop.project.ok("tries", "show", told["try_id"][-6:]).out.splitlines()
     assert lines[1] == "because  it is faster"
-    assert loop.project.run("tries", "show", "9", "--of", "stock").error == "no tries are called '9'"
+    assert loop.project.run("tries", "show", "9", "--of", "stock").error == "no try is called '9'"
     exported = loop.project.json("tries", "export", "2", "faster")
     assert exported["patches"] == ["it-is-faster.patch"]
     assert "+    return (i ? 9000000" in (loop.project.folder / "patches/faster/it-is-faster.patch").read_text()

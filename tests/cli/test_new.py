@@ -167,4 +167,4 @@ def test_a_new_series_takes_a_checkout(project: Project, tmp_path: Path) -> None
     project.ok("patch", "export", "more", "--tree", checkout, "-m", "toys : add more")
     assert project.ok("patch", "check", "more").out.endswith("more: no problems\n")
     assert {path.name for path in Path("patches/more").iterdir()} == {"README.md", "series", "toys-add-more.patch"}
-    assert project.run("new", "series", "more").next == "dgxlab patch list"
+    assert project.run("new", "series", "more").next == f"ls -A {project.folder / 'patches' / 'more'}"

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from dgxlab.document import Document
+from dgxlab.store import Store
 from tests.cli.conftest import Project, Ran, shown_on
 from tests.conftest import PROJECT
 from tests.report.test_markdown import tokens
@@ -113,6 +114,14 @@ def test_what_does_not_go_together(measured: Project, args: str, error: str) -> 
     ran = measured.run("report", *args.split())
     assert (ran.rc, ran.out, "\nnext: dgxlab " in ran.err) == (2, "", True)
     assert ran.error.startswith(error)
+
+
+def test_the_next_command_names_no_file_of_another_project(project: Project) -> None:
+    with Store.open(project.folder / "results.db"):
+        pass
+    assert project.run("report", "--update").next == "dgxlab report --update plans/*.md"
+    ran = project.run("report", "--form", "gates")
+    assert (ran.error, ran.next) == (f"{project.folder}/results.db has no measured session", "dgxlab run --help")
 
 
 def test_a_form_alone_is_of_what_ran_last_with_such_numbers(measured: Project, tmp_path: Path) -> None:

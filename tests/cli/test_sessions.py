@@ -36,6 +36,7 @@ def test_notes_are_kept_and_shown(measured: Project) -> None:
     report = measured.ok("report", row["alias"]).out
     assert f"- **session {row['alias']}** noted: new fan" in report
     assert measured.run("session", "note", row["alias"], " ").rc == 2
+    assert measured.run("session", "note", "nope", "new fan").next == "dgxlab sessions"
     measured.ok("session", "reject", row["alias"], "--because", "hot")
     assert "rejected: hot; new fan" in measured.ok("sessions").out
     assert measured.ok("db", "check").out == "ok\n"

@@ -84,7 +84,7 @@ def test_a_job_that_another_client_started(store: Store) -> None:
     assert store.find_job("job-1") is None
     with pytest.raises(UsageError) as caught:
         store.job("job-1")
-    assert caught.value.next == "dgxlab jobs"
+    assert caught.value.next == "dgxlab sessions"
     without_specs = replace(plan("job-1"), specs=())
     assert store.intend(without_specs, "dgx", "0.1.0").experiment is None
     store.intend(plan("job-2"), "dgx", "0.1.0")
