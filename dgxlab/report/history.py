@@ -175,7 +175,7 @@ def _facts(run: Mapping[str, Any]) -> Row:
 
 def _notes(rows: Sequence[Row], changes: Sequence[Change]) -> Iterator[str]:
     if len(rows) < LEAST:
-        yield f"{len(rows)} of the {LEAST} sessions from which on a change could be told from chance"
+        yield f"{len(rows)} of {LEAST} sessions: fewer than {LEAST} cannot tell a change from chance"
         return
     for change in changes:
         before, since = rows[change.at - 1], rows[change.at]

@@ -72,7 +72,7 @@ def test_few_sessions_show_no_change_and_say_so(store: Store) -> None:
     measured(store, [100, 100, 100, 200, 200, 200])
     table = only(of(store))
     assert [row["change"] for row in table.rows] == [None] * 6
-    assert table.notes == ("6 of the 8 sessions from which on a change could be told from chance",)
+    assert table.notes == ("6 of 8 sessions: fewer than 8 cannot tell a change from chance",)
     assert "change" not in [column.key for column in table.columns]
 
 
