@@ -1,4 +1,4 @@
-"""Display of a running job: a line for each finished step, and for long ones a bar or, in a log, a line as they begin.
+"""Display of a running job: a line for each finished step, and for long ones a bar or, in a log, a line a minute.
 
 No value of a chain is shown before the session has ended: a user who sees the effect early may stop when it looks good.
 """
@@ -114,20 +114,25 @@ def position(event: events.ChainEvent) -> str:
 
 
 class Waits:
-    """Announces each build and each gate of a job for a log: they may take long, and no bar moves there."""
+    """For a log, where no bar moves: says what a build or a gate does as it begins, and every minute how far it is."""
+
+    EVERY_S = 60.0
 
     def __init__(self) -> None:
         self._step = self._words = ""
+        self._said = 0.0
 
     def of(self, event: Any) -> str:
-        """Return what a step does, "" for most events: at its first progress; a build that is reused has none."""
+        """Return the line to print for an event, "" for most; a build that is reused has none."""
         if event.event != "progress" or not event.id.startswith(("build:", "gate:")):
             return ""
         if event.id != self._step:
             self._step, self._words = event.id, event.note
             return ""
-        words, self._words = self._words, ""
-        return words
+        if not self._words and (not event.total or event.t - self._said < self.EVERY_S):
+            return ""
+        words, self._words, self._said = self._words, "", event.t
+        return words or f"{event.note.partition(': ')[0]}: {event.done} of {event.total}"
 
 
 @contextmanager

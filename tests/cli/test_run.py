@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from dgxlab.cli._display import Waits
 from dgxlab.model import Plan, from_json
+from dgxlab.model.events import ProgressEvent
 from tests import toy
 from tests.cli.conftest import Project
 
@@ -171,3 +173,20 @@ def test_module_and_script_are_the_same_program(project: Project) -> None:
     script = Path(sysconfig.get_path("scripts")) / "dgxlab"
     assert out == subprocess.run([script, "--version"], capture_output=True, text=True, check=True).stdout
     assert re.fullmatch(r"dgxlab \d+\.\d+\.\d+\n", out)
+
+
+def test_a_log_says_every_minute_how_far_a_build_is() -> None:
+    """As it begins, once it makes progress; then a line a minute, and none of a build that is reused."""
+    waits = Waits()
+
+    def said(t: float, done: int, note: str, step: str = "build:stock") -> str:
+        return waits.of(ProgressEvent(t=t, id=step, done=done, total=480 * bool(done), note=note))
+
+    assert said(0, 0, "step 1 of 9: build stock") == ""
+    assert said(1000, 0, "step 1 of 9: cmake") == "step 1 of 9: build stock"
+    assert [said(t, 40, "step 1 of 9: [40/480] a.o") for t in (1001, 1059)] == ["", ""]
+    assert said(1060, 80, "step 1 of 9, 5 min left: Building b.o") == "step 1 of 9, 5 min left: 80 of 480"
+    assert said(1061, 90, "step 1 of 9, 5 min left: Building c.o") == ""
+    begun = [said(t, 0, "step 2 of 9: build other", "build:other") for t in (1070, 1140)]
+    assert begun == ["", "step 2 of 9: build other"]
+    assert waits.of(ProgressEvent(t=2000, id="run:0", done=1, total=2, note="step 5 of 9: llama-bench")) == ""
