@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from dgxlab.cli import _complete
 from dgxlab.cli._app import JOB, Workspace, connect
-from dgxlab.cli._out import Format, Out, clean, table, write_bytes
+from dgxlab.cli._out import Format, Out, clean, plural, table, write_bytes
 from dgxlab.cli.run import raise_for_verdicts
 from dgxlab.errors import AGAIN, DgxlabError, JobLost, RemoteError, UsageError
 from dgxlab.units import duration, size
@@ -170,6 +170,7 @@ def logs(
             archive, files = raw.archive(lab, job, host, watch)
     if unpack is not None:
         raw.unpack(archive, unpack)
+        out.note(f"{plural(len(files), 'file')} unpacked into {unpack}")
     rows = {path: {**vars(file), "what": raw.describe(job, path)} for path, file in files.items()}
     if name is None:
         shown = [{"file": path, "size": size(row["size"]), "what": row["what"]} for path, row in rows.items()]

@@ -30,8 +30,8 @@ def import_(
     tool: str = Option(
         "",
         metavar="TOOL",
-        help="Who printed it: test-backend-ops, llama-bench, llama-batched-bench, llama-perplexity, harness or "
-        "profile; by default what it looks like.",
+        help="Who printed it: test-backend-ops, llama-bench, llama-batched-bench, llama-perplexity, harness, profile, "
+        "llama-benchy, vllm-bench, guidellm or aiperf; by default what it looks like.",
     ),
     format_of: str = Option(
         "",

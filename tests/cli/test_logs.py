@@ -76,6 +76,7 @@ def test_unpacks_into_a_new_folder(measured: Project, session: str, tmp_path: Pa
     ran = measured.ok("logs", session, "--out", out)
     unpacked = {str(path.relative_to(out)): path for path in out.rglob("*") if path.is_file()}
     assert set(unpacked) == {line.split()[0] for line in ran.out.splitlines()[1:]}
+    assert ran.err.endswith(f"{len(unpacked)} files unpacked into {out}\n")
     assert all(path.read_bytes() == (there / name).read_bytes() for name, path in unpacked.items())
     again = measured.run("logs", session, "--out", out)
     assert (again.rc, again.out, "cannot unpack into" in again.error) == (2, "", True)
