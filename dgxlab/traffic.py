@@ -63,7 +63,7 @@ class _Inputs:
 
     def _take(self, name: str) -> Union[float, str]:
         if name not in self._known:
-            raise UsageError(f"{name} is not known", next=f"{AGAIN} with --given {name}=VALUE")
+            raise UsageError(f"{name} is not known", next=f"{AGAIN} with --given or --assume {name}=VALUE")
         self.used[name] = self._known[name]
         return self._known[name].value
 

@@ -132,7 +132,7 @@ class Waits:
         if not self._words and (not event.total or event.t - self._said < self.EVERY_S):
             return ""
         words, self._words, self._said = self._words, "", event.t
-        return words or f"{event.note.partition(': ')[0]}: {event.done} of {event.total}"
+        return words or f"{event.note.partition(': ')[0]}: {event.id.replace(':', ' ')}, {event.done} of {event.total}"
 
 
 @contextmanager

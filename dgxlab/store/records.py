@@ -88,12 +88,12 @@ def matching_ids(job_ids: Iterable[str], text: str) -> list[str]:
 def only_match(job_ids: Sequence[str], text: str, otherwise: str = "", *, next: str = "dgxlab jobs") -> str:
     """Return the only id of `job_ids`, which are the `matching_ids` of `text`.
 
-    Raises UsageError if there are several, or none: then `otherwise` ends the message, and `next` is its command.
+    Raises UsageError, with `next` as its command, if there are several, or none: then `otherwise` ends the message.
     """
     if len(job_ids) == 1:
         return job_ids[0]
     if job_ids:
-        raise UsageError(f"{text!r} fits {len(job_ids)} jobs", next="dgxlab jobs", details="\n".join(job_ids))
+        raise UsageError(f"{text!r} fits {len(job_ids)} jobs", next=next, details="\n".join(job_ids))
     raise UsageError(f"no job begins with {text!r} or has this alias{otherwise}", next=next)
 
 

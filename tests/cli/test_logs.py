@@ -110,9 +110,9 @@ def test_report_takes_enough_of_a_sessions_id(measured: Project, session: str) -
     assert measured.run("logs", session[-6:]).out == measured.run("logs", session).out
     measured.ok("run", "experiments/toy.yaml", "--again", "-q")
     assert measured.run("report", "toy").out.startswith("# Experiment toy\n")
-    for command in ("report", "logs"):
+    for command, lists in (("report", "dgxlab sessions"), ("logs", "dgxlab jobs")):
         ambiguous = measured.run(command, session[:2])
-        assert (ambiguous.rc, ambiguous.error) == (2, f"{session[:2]!r} fits 2 jobs")
+        assert (ambiguous.rc, ambiguous.error, ambiguous.next) == (2, f"{session[:2]!r} fits 2 jobs", lists)
         assert f"\n  {session}\n" in ambiguous.err
     unknown = measured.run("report", "toys")
     assert (unknown.rc, unknown.out, unknown.next) == (2, "", "dgxlab report toy")

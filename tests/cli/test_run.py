@@ -185,7 +185,7 @@ def test_a_log_says_every_minute_how_far_a_build_is() -> None:
     assert said(0, 0, "step 1 of 9: build stock") == ""
     assert said(1000, 0, "step 1 of 9: cmake") == "step 1 of 9: build stock"
     assert [said(t, 40, "step 1 of 9: [40/480] a.o") for t in (1001, 1059)] == ["", ""]
-    assert said(1060, 80, "step 1 of 9, 5 min left: Building b.o") == "step 1 of 9, 5 min left: 80 of 480"
+    assert said(1060, 80, "step 1 of 9, 5 min left: Building b.o") == "step 1 of 9, 5 min left: build stock, 80 of 480"
     assert said(1061, 90, "step 1 of 9, 5 min left: Building c.o") == ""
     begun = [said(t, 0, "step 2 of 9: build other", "build:other") for t in (1070, 1140)]
     assert begun == ["", "step 2 of 9: build other"]

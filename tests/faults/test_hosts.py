@@ -261,12 +261,13 @@ def test_a_client_that_trusts_a_wrong_key() -> None:
 
 def test_a_server_that_logs_late_is_waited_for(tmp_path: Path) -> None:
     (tmp_path / "log").touch()
-    late = f"(sleep 1; echo Accepted key >>{tmp_path}/log) & wait"
+    late = f"(until [ -e {tmp_path}/left ]; do sleep 0.1; done; sleep 1; echo Accepted key >>{tmp_path}/log) & wait"
     with subprocess.Popen(["sh", "-c", late]) as child:
         server = Sshd(tmp_path, 0, child.pid)
 
         def run(*args: str) -> Ran:
             wait_while(lambda: not descendants(server.pid), 10.0)
+            (tmp_path / "left").touch()
             return Ran(trust.NOT_TRUSTED, "", "\nnext: x")
 
         place = SimpleNamespace(jump=server, box=SimpleNamespace(server=server, run=run, folders=list, jobs=list))

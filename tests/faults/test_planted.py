@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -172,8 +173,10 @@ def test_a_command_that_does_not_blame_the_full_disk() -> None:
 
 
 def test_a_reset_at_a_moment_before_the_run_has_connected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moments, "wait", lambda *args: None)
+    moment = Mock()
+    monkeypatch.setattr(moments, "wait", moment)
     assert trials(network.RESET, seed=1, numbers=range(1)).met == {"submit": 1}
+    assert moment.called  # this seed resets at a moment, not after some bytes
 
 
 def test_silence_that_is_noticed_late(monkeypatch: pytest.MonkeyPatch) -> None:

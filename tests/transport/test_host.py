@@ -263,7 +263,7 @@ def test_lines_are_passed_on_whole_and_a_torn_last_one_is_not() -> None:
 def test_an_activated_environment_finds_the_same_programs(monkeypatch: pytest.MonkeyPatch, activated: bool) -> None:
     """The system's first, except where the Python is no virtual environment's: conda has its compilers beside it."""
     own = str(Path(sys.executable).parent)
-    monkeypatch.setattr(sys, "base_prefix", "/usr" if activated else sys.prefix)
+    monkeypatch.setattr(sys, "base_prefix", "/nowhere" if activated else sys.prefix)
     monkeypatch.setenv("PATH", own, prepend=":")
     folders = b"".join(LocalTransport().stream(["sh", "-c", "echo $PATH"])).decode().strip().split(":")
     assert (folders.index(own) == len(folders) - 1) == activated
