@@ -186,16 +186,16 @@ def transaction(connection: sqlite3.Connection, path: Path, tell: Tell | None = 
     """
     deadline = time.monotonic() + PATIENCE_S
     with named_errors(path):
-        while not connection.in_transaction:
-            try:
-                with named_errors(path):
-                    # a deferred transaction that becomes a writer is refused at once, whatever the timeout
-                    connection.execute("BEGIN IMMEDIATE")
-            except Locked as locked:
-                if tell is None or time.monotonic() >= deadline:
-                    raise
-                tell(locked.message)
-        try:
+        try:  # Ctrl-C during BEGIN is raised after it: what it began must end here, or later blocks would be part of it
+            while not connection.in_transaction:
+                try:
+                    with named_errors(path):
+                        # a deferred transaction that becomes a writer is refused at once, whatever the timeout
+                        connection.execute("BEGIN IMMEDIATE")
+                except Locked as locked:
+                    if tell is None or time.monotonic() >= deadline:
+                        raise
+                    tell(locked.message)
             for problem in schema_problems(connection):
                 if problem.startswith("trigger") and not problem.endswith("missing"):
                     look = command("dgxlab", "db", "check", path)

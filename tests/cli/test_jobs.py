@@ -161,8 +161,9 @@ def test_ctrl_c_before_a_job_is_said_too(project: Project, tmp_path: Path) -> No
 
 def test_jobs_that_the_record_does_not_know(measured: Project) -> None:
     measured.hosts.write_text("box: {local: true}\nspark: {ssh: spark}\n")
-    for command in ("attach", "cancel", "logs", "report"):
+    for command in ("attach", "cancel", "logs"):
         assert measured.run(command, "nope").next == "dgxlab jobs"
+    assert measured.run("report", "nope").next == "dgxlab sessions"
     for command in ("attach", "cancel"):
         assert measured.run(command, "nope", "--host", "box").next == "dgxlab jobs --host box"
     attach = "dgxlab attach nope --host box"

@@ -127,8 +127,9 @@ def test_a_sampler_that_fails_costs_its_samples_alone(
     outcome, _ = toy_lab.run(slow(toy_lab))
     assert (outcome.error, outcome.measured) == (None, 1)
     assert flags(toy_lab).keys() == {(uuids[0], "hw_thermal")}
-    (lost,) = toy_lab.lab.store.rows("SELECT * FROM flags WHERE kind = 'no_telemetry' AND device <> 'host'")
-    assert (lost["device"], lost["hard"], lost["reason"].startswith("no samples")) == (uuids[0], 0, True)
+    lost = toy_lab.lab.store.rows("SELECT * FROM flags WHERE kind = 'no_telemetry' AND device <> 'host'")
+    # more than one where a busy machine disturbed the run, which was then repeated
+    assert {(row["device"], row["hard"], row["reason"][:10]) for row in lost} == {(uuids[0], 0, "no samples")}
     assert (uuids[0], "clocks.sm") not in telemetry(toy_lab)
     wait_gone(int((folder / "sampler").read_text()))
 

@@ -1,10 +1,15 @@
 """Real processes on one database: killed at any moment, and many at once."""
 
 import random
+import sqlite3
+from contextlib import closing
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from dgxlab.ingest import ingest
-from dgxlab.store import Store, check
+from dgxlab.store import Store, check, connect
 from tests.journals import dump, intend
 from tests.store.writer import ENDLESS, SAMPLES, journal, killed, start
 
@@ -54,3 +59,22 @@ def test_four_writers_at_once(folder: Path) -> None:
             ingest(alone, name, written.lines())
         assert check(shared) == []
         assert dump(shared, intent_times=False) == dump(alone, intent_times=False)
+
+
+class Interrupted(sqlite3.Connection):
+    """Ctrl-C while SQLite begins a transaction: Python raises it once SQLite has returned."""
+
+    def execute(self, sql: str, *params: Any) -> sqlite3.Cursor:
+        cursor = super().execute(sql, *params)
+        if sql.startswith("BEGIN"):
+            raise KeyboardInterrupt
+        return cursor
+
+
+def test_ctrl_c_leaves_no_transaction_that_nobody_commits(folder: Path) -> None:
+    """What the record is told after it, as the end of a cancelled job, would be part of that and be lost."""
+    path = folder / "results.db"
+    with closing(sqlite3.connect(path, isolation_level=None, factory=Interrupted)) as connection:
+        with pytest.raises(KeyboardInterrupt), connect.transaction(connection, path):
+            pass
+        assert not connection.in_transaction
