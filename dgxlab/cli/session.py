@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
 
 from typer import Argument, Option
 
@@ -48,19 +46,12 @@ def sessions(
             "session": row["alias"],
             "begun (UTC)": datetime.fromtimestamp(row["at"], UTC).strftime("%Y-%m-%d %H:%M"),
             **{name: str(row[name] or "") for name in ("kind", "name", "host", "runs")},
-            "outcome": "; ".join(_outcome(row)),
+            "outcome": "; ".join(filter(None, (state, row["verdict"], *row["notes"]))),
         }
         for row in rows
+        for state in ["" if row["state"] == "done" and row["verdict"] else row["state"]]
     ]
     out.result(rows, lambda: table(texts) if texts else "no sessions", outcomes=True)
-
-
-def _outcome(row: dict[str, Any]) -> Iterator[str]:
-    if row["state"] != "done" or not row["verdict"]:
-        yield row["state"]
-    if row["verdict"]:
-        yield row["verdict"]
-    yield from row["notes"]
 
 
 def _begin(since: str | None) -> float:
