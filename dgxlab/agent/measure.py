@@ -35,6 +35,8 @@ _COPIES_S = 20.0
 """Max seconds for copies on the job's GPUs, which take one."""
 _LAST_WORDS = 4096
 """Bytes at a stream's end that are searched for a program's last line."""
+_OF_MAKE = re.compile(r"make(\[\d+\])?: (\*\*\* (\[.*\] Error|Waiting|Deleting)|Entering|Leaving)")
+"""Lines that make adds when a command has failed; its other errors, as a missing rule or a signal, are reasons."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +60,10 @@ class Completed:
         return {"stdout": raw_file(self.stdout), "stderr": raw_file(self.stderr)}
 
     def last_words(self) -> str:
-        """Return the last line of stderr, else of stdout: usually the program's reason for a failure."""
-        for path in (self.stderr, self.stdout):
-            if printed := tail(path, _LAST_WORDS).strip():
-                return printed.splitlines()[-1].strip()[:300]
-        return "it printed nothing"
+        """Return the last line of stderr, else of stdout, that make did not add: usually the reason for a failure."""
+        printed = "\n".join(tail(path, _LAST_WORDS) for path in (self.stdout, self.stderr))
+        lines = [line.strip() for line in printed.splitlines() if line.strip()] or ["it printed nothing"]
+        return next((line for line in reversed(lines) if not _OF_MAKE.match(line)), lines[-1])[:300]
 
     def failure(self, program: str, limit_s: float) -> Reason:
         """Return `Ended.reason` of a failure, with the program's last line and whether the disk is full."""

@@ -65,6 +65,24 @@ def test_a_look_at_output_without_a_line_end_reads_little(
     tracemalloc.stop()
 
 
+@pytest.mark.parametrize(
+    ("recipe", "last"),
+    [
+        ("@echo 'No module named torch' >&2; exit 1", "No module named torch"),
+        ("@$(MAKE) inner", "No module named numpy"),
+        ("@echo on stdout; exit 1", "on stdout"),
+        ("@exit 1", "make: *** ["),
+        ("@no-such-compiler", "make: no-such-compiler: "),
+        ("@kill -ABRT $$$$", "make: *** ["),
+    ],
+)
+def test_the_reason_of_a_make_is_its_commands_own(bench: Workbench, tmp_path: Path, recipe: str, last: str) -> None:
+    inner = "inner:\n\t@echo 'No module named numpy' >&2; exit 1\n"
+    (tmp_path / "Makefile").write_text(f"test:\n\t{recipe}\n{inner}")
+    launched = bench.launch("make", ["make", "-C", str(tmp_path), "test"], {}, 20.0)
+    assert launched.last_words().startswith(last)
+
+
 @pytest.mark.usefixtures("adopts")
 def test_what_is_left_running_is_told(bench: Workbench) -> None:
     event = run(bench, "sh", "-c", "sleep 60 & until grep -q sleep /proc/$!/comm; do :; done")
