@@ -35,6 +35,11 @@ def escaped(text: str) -> str:
     return re.sub(UNSEEN, lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
+def longer(wait_s: float) -> str:
+    """Return the `next` of a command that waited `wait_s` for a device: it waits twice as long, an hour at least."""
+    return f"{AGAIN} with --wait {max(60.0, wait_s / 30):.0f}"
+
+
 def edit(path: object) -> str:
     """Return the command that opens a file in the user's own editor."""
     return f"${{EDITOR:-vi}} {shlex.quote(str(path))}"

@@ -10,7 +10,7 @@ from dgxlab.agent.environment import base_env, settings
 from dgxlab.agent.facts import user
 from dgxlab.agent.gpus import ComputeProcess, compute_processes, foreign, phrase
 from dgxlab.agent.lock import BenchLock, OwnerFile, Signature
-from dgxlab.errors import AGAIN, HostBusy, RemoteError
+from dgxlab.errors import HostBusy, RemoteError, longer
 from dgxlab.model import GateStep, Plan, gpu_backends
 from dgxlab.model.reasons import Code, Reason, reason
 from dgxlab.units import duration
@@ -117,8 +117,8 @@ class DeviceLease:
                 if left <= 0:
                     wait_s = self._plan.wait_s
                     how = f"stayed busy for {duration(wait_s)}" if wait_s else "is busy"
-                    longer = f"--wait {max(60.0, wait_s / 30):g} waits longer"  # minutes: twice as long
-                    raise HostBusy(f"the device {how}: {holder.what} is held by {holder.who}; {longer}", next=AGAIN)
+                    message = f"the device {how}: {holder.what} is held by {holder.who}"
+                    raise HostBusy(message, next=longer(wait_s))
                 if holder[:2] != reported:
                     self._on_change("waiting", holder.what, holder.who)
                     reported = holder[:2]

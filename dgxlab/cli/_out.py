@@ -153,7 +153,10 @@ def show_error(error: DgxlabError) -> None:
 def as_typed(next: str) -> str:
     """Return an error's `next` as a command to type: the current one for AGAIN; --db is added if it was given."""
     if next.startswith(AGAIN):
-        return typed() + next.removeprefix(AGAIN).removeprefix(" with")
+        again, added = typed(), next.removeprefix(AGAIN).removeprefix(" with")
+        if added.startswith(" --wait "):  # it replaces what was typed
+            again = re.sub(r" --wait[ =]\d+", "", again)
+        return again + added
     words = next.split()
     if words[:1] == ["dgxlab"] and words[1] in _OF_A_RECORD:
         for word, after in zip(sys.argv, [*sys.argv[1:], ""], strict=True):

@@ -108,7 +108,7 @@ def attach(job: _RunningArgument = None, host: _WhereOption = None, *, workspace
         elif error:
             raise error
     except DgxlabError as error:
-        error.next = again if error.next == AGAIN else error.next
+        error.next = again if error.next.startswith(AGAIN) else error.next
         raise
 
 

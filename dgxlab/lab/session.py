@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dgxlab.errors import AGAIN, DgxlabError, HostBusy
+from dgxlab.errors import DgxlabError, HostBusy, longer
 from dgxlab.lab import Lab, Side, Watch, cluster, noted
 from dgxlab.lab.jobs import join, settle, start_and_follow
 from dgxlab.lab.missing import Place, build_of, device_of, everything, place
@@ -111,7 +111,7 @@ def _behind_others(host: Host, request: Request, sides: Sequence[Side], probe: P
             break
         if time.monotonic() >= end:
             how = f"stayed busy for {duration(request.wait_s)}" if request.wait_s else "is busy"
-            raise HostBusy(f"host {host.name} {how}, with job {others[0]}", next=f"{AGAIN} with --wait MINUTES")
+            raise HostBusy(f"host {host.name} {how}, with job {others[0]}", next=longer(request.wait_s))
         noted(watch)(f"job {others[0]} goes first")
         time.sleep(_LOOK_S)
         probe = prepare(host, sides, watch)

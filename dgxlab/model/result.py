@@ -170,9 +170,10 @@ def _by_content(model: Model, files: Mapping[str, str]) -> Model:
 
 _WORD = r"(?:(?!-)[A-Za-z0-9_@%+=:,./~-]+|'[^'\x00-\x1f\x7f]*')"
 _ON_CLIENT = re.compile(
-    rf"dgxlab (?:report|attach|doctor|logs)(?: {_WORD}){{1,2}}|dgxlab host clean {_WORD} --older-than 0 --dry-run"
+    rf"{AGAIN}(?: with --wait [0-9]{{1,6}})?|dgxlab (?:report|attach|doctor|logs)(?: {_WORD}){{1,2}}"
+    rf"|dgxlab host clean {_WORD} --older-than 0 --dry-run"
 )
-"""Commands that an agent's error may suggest for the client: read-only, without options or shell syntax."""
+"""Commands that an agent's error may suggest for the client: the same one again, or one that only reads."""
 _ON_HOST = re.compile(
     rf"sudo chmod 1777 /tmp|sudo apt-get install cmake ninja-build|(?:df -h|ls -l) {_WORD}|{_WORD} --version"
 )
@@ -204,4 +205,4 @@ class HostEntry:
         """Return what to type on the client for the `next` of an agent's error; "" if its form is not allowed."""
         if _ON_HOST.fullmatch(command):
             return self.typed(command)
-        return command if command == AGAIN or _ON_CLIENT.fullmatch(command) else ""
+        return command if _ON_CLIENT.fullmatch(command) else ""
