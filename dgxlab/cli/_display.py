@@ -136,8 +136,11 @@ class Waits:
 
 
 @contextmanager
-def display(out: Out) -> Iterator[Callable[[events.Event], None]]:
-    """Yield a function that prints the events of a job to stderr, on a terminal with a progress bar."""
+def display(out: Out, logged: str = "") -> Iterator[Callable[[events.Event], None]]:
+    """Yield a function that prints the events of a job to stderr, on a terminal with a progress bar.
+
+    In a log only events of the kind `logged` are printed, all if it is "".
+    """
     if out.quiet:
         yield lambda event: None
     elif sys.stderr.isatty():
@@ -151,6 +154,7 @@ def display(out: Out) -> Iterator[Callable[[events.Event], None]]:
 
         def show(event: events.Event) -> None:
             for line in filter(None, [waits.of(event), *lines.of(event)]):
-                out.note(one_line(line))
+                if logged in ("", event.event):
+                    out.note(one_line(line))
 
         yield show

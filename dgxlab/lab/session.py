@@ -104,7 +104,7 @@ def _once(lab: Lab, host: Host, request: Request, sides: Sequence[Side], watch: 
 
 def _behind_others(host: Host, request: Request, sides: Sequence[Side], probe: Probe, watch: Watch) -> Probe:
     """Return the probe of a host on which no other job runs or waits; HostBusy if that takes more than `wait_s`."""
-    end = time.monotonic() + request.wait_s
+    end, first = time.monotonic() + request.wait_s, ""
     while host.entry.slurm is None:  # Slurm has a queue of its own
         others = [job_id for job_id, subject in probe.running.items() if subject != request.subject]
         if not others:
@@ -112,7 +112,9 @@ def _behind_others(host: Host, request: Request, sides: Sequence[Side], probe: P
         if time.monotonic() >= end:
             how = f"stayed busy for {duration(request.wait_s)}" if request.wait_s else "is busy"
             raise HostBusy(f"host {host.name} {how}, with job {others[0]}", next=longer(request.wait_s))
-        noted(watch)(f"job {others[0]} goes first")
+        if others[0] != first:
+            first = others[0]
+            watch(events.LockEvent(state="waiting", path=f"host {host.name}", owner=f"job {first}"))
         time.sleep(_LOOK_S)
         probe = prepare(host, sides, watch)
     return probe

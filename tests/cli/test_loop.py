@@ -356,8 +356,14 @@ def test_a_loop_waits_for_the_jobs_of_people(loop: Loop, tmp_path: Path) -> None
     loop.edit(BENCH, TIME, "20000000")
     ran = loop.try_("--wait", "0")
     assert (ran.rc, "-held-" in ran.error, ran.error.startswith("host local is busy, with job ")) == (10, True, True)
-    hold.unlink()
-    person.communicate(timeout=60)
+    with loop.project.spawn("try", "stock", "--tree", loop.checkout, "--because", "it is faster") as waiting:
+        assert waiting.stderr
+        told = waiting.stderr.readline()
+        hold.unlink()
+        person.communicate(timeout=60)
+        _, told_later = waiting.communicate(timeout=60)
+    assert re.match(r"waiting for the device: host local is held by job \S+-held-", told)
+    assert re.fullmatch(r"try 1: dropped by screen .*\n", told_later)
     assert loop.ended()[1]["ended"] == "screen"
 
 
