@@ -52,10 +52,11 @@ ncu: $(HARNESS)
 	ncu --clock-control none --set full --kernel-name-base demangled --kernel-name "regex:$(PROFILE)" \
 	    $(HARNESS) one $(ONE)
 
-sanitize: $(HARNESS)
-	for tool in memcheck racecheck initcheck synccheck; do \
+sanitize: $(HARNESS) $(HARNESS)-racecheck
+	for tool in memcheck initcheck synccheck; do \
 	    compute-sanitizer --tool $$tool --error-exitcode 1 $(HARNESS) $(SANITIZED) || exit 1; \
 	done
+	compute-sanitizer --tool racecheck --error-exitcode 1 $(HARNESS)-racecheck $(SANITIZED)
 
 ptx: $(OUT)/harness-$(ARCH).ptx
 	@echo $<
@@ -83,6 +84,9 @@ $(OUT):
 
 $(HARNESS): $(SOURCES) $(MAKEFILE_LIST) | $(OUT)
 	$(NVCC) $(NVCCFLAGS) -arch=$(ARCH) -o $@ $(SRC)
+
+$(HARNESS)-racecheck: $(SOURCES) $(MAKEFILE_LIST) | $(OUT)
+	$(NVCC) $(NVCCFLAGS) -DW4A16_EVERY_LANE_ARRIVES -arch=$(ARCH) -o $@ $(SRC)
 
 $(OUT)/harness-$(ARCH).ptx: $(SOURCES) | $(OUT)
 	$(NVCC) $(NVCCFLAGS) -arch=$(ARCH) -ptx -o $@ $(SRC)
