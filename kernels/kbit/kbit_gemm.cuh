@@ -255,12 +255,10 @@ static __device__ __forceinline__ bool kbit_is_last(int * counter, const int don
 
     __syncthreads();
     if (threadIdx.x == 0) {
-        __threadfence();  // for all threads: the barrier is before it
-        last = atomicAdd(counter, done) + done == of;
+        last = w4a16_count(counter, done) + done == of;
         if (last) {
             *counter = 0;  // for the next launch
         }
-        __threadfence();
     }
     __syncthreads();
     return last;

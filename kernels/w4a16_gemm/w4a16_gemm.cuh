@@ -779,6 +779,14 @@ static constexpr int W4A16_ARCH_SHARED = 99 * 1024;
 static constexpr int W4A16_ARCH_SHARED = 227 * 1024;
 #endif // !defined(__CUDA_ARCH__)
 
+// Adds to a counter and returns what it was, after all that the threads have stored which this one met, and before all that
+// they load once they meet again. __threadfence() would wait longer: 0.7 to 1 us of a product of kbit_gemm.cuh on an H100.
+static __device__ __forceinline__ int w4a16_count(int * counter, const int more) {
+    int before;
+    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(more) : "memory");
+    return before;
+}
+
 // Writes a tile that a block has all of. Else its parts go to slots, of which a block needs two at most, for its first tile
 // and for its last; the block that adds the last units to the tile's counter adds up the slots, in the order of k, and
 // writes. All threads that multiplied come here, and meet.
@@ -788,16 +796,14 @@ static __device__ __forceinline__ void w4a16_finish(
     const int units = part.last - part.first;
     if (units < p.units) {
         t.store(2 * blockIdx.x + (part.first == 0));
-        __threadfence();
         meet();
         if (threadIdx.x == 0 && threadIdx.y == 0) {
-            last_of_tile = atomicAdd(p.counters + part.tile, units) + units == p.units;
+            last_of_tile = w4a16_count(p.counters + part.tile, units) + units == p.units;
         }
         meet();
         if (!last_of_tile) {
             return;
         }
-        __threadfence();
         t.clear();
         const int end = w4a16_block_of(p, part.begin + p.units - 1) + 1;
         for (int b = w4a16_block_of(p, part.begin); b < end; b += tile_t::SLOTS) {

@@ -33,6 +33,7 @@ INSTRUCTIONS = {
     r'asm volatile\("cp\.async\.mbarrier.*?"memory"\);\n': "emulated_arrive_after_copies(barrier);\n",
     r'asm volatile\("cp\.async\.bulk\.shared.*?"memory"\);\n': "emulated_bulk_copy(to, from, bytes, barrier);\n",
     r'asm volatile\("bar\.sync 1, %0;".*?"memory"\);': "emulated_meet(threads);",
+    r'asm volatile\("atom\.acq_rel.*?"memory"\);': "before = atomicAdd(counter, more);",
     r'asm volatile\("(?:griddepcontrol|setmaxnreg|wgmma\.fence).*?\);': "",
     r'asm volatile\("wgmma\.commit_group.*?"memory"\);': "emulated_commit_products();",
     r'asm volatile\("wgmma\.wait_group.*?"memory"\);': "emulated_wait_products(groups);",

@@ -51,7 +51,7 @@ PRODUCT = {
     "weights of the unit before": "load((i + C::AHEAD) % BUFFERS, «unit + i + C::AHEAD→unit + i», last);",
     "k of activations exchanged": "{«i == 0→i != 0» ? b[nt].x : b[nt].z, i == 0 ? b[nt].y : b[nt].w};",
     "a part's last unit left out": "* p.units * part / «p.parts→(p.parts + (part == p.parts))»;",
-    "added up too early": "last = atomicAdd(counter, done) + done == «of→of - done»;",
+    "added up too early": "last = w4a16_count(counter, done) + done == «of→of - done»;",
     "a counter left": "*counter = «0→1»;",
     "partial sums of one part": "(p.parts + kbit_tiles(p.strips)) + «part→0» + tile) * C::SUMS",
     "a tile's first part left out": "kbit_partials<C>(p_, «first→first + 1», tile)",
