@@ -55,9 +55,10 @@ def verdict(
             except (ValueError, RecursionError) as error:
                 lines[number] = Line([], [], "", f"line {number}")
                 results[number] = stats.invalid(0, f"line {number}: {error}")
-    if not lines:
-        raise UsageError(f"{file} holds no chain", next="dgxlab verdict --help")
     whole = [number for number in lines if number not in results]  # malformed lines do not count for Holm
+    if not whole:
+        why = next((f": {result.reasons[0]}" for result in results.values()), "")
+        raise UsageError(f"{file} holds no chain{why}", next="dgxlab verdict --help")
     results |= zip(whole, _judged([lines[number] for number in whole], holm=holm, screen=screen), strict=True)
     judged = [(line, results[number]) for number, line in lines.items()]
     rows = ({"line": number, **_row(line, results[number])} for number, line in lines.items())

@@ -65,6 +65,9 @@ def test_a_file_without_chains_is_no_success_and_stdin_is_a_file(
 ) -> None:
     ran = dgxlab("verdict", write(tmp_path, "", " "))
     assert (ran.rc, ran.error) == (2, f"{tmp_path / 'chains.jsonl'} holds no chain")
+    garbage = dgxlab("verdict", write(tmp_path, "", "garbage", "{}"), "--format", "json")
+    why = "line 2: no JSON: Expecting value: line 1 column 1 (char 0)"
+    assert (garbage.rc, garbage.out, garbage.error) == (2, "", f"{tmp_path / 'chains.jsonl'} holds no chain: {why}")
     missing = dgxlab("verdict", tmp_path / "none")
     assert (missing.rc, missing.next) == (2, f"ls -ld {tmp_path} {tmp_path / 'none'}")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(json.dumps(FASTER).encode())))
