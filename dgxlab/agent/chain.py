@@ -243,7 +243,7 @@ class ChainRunner:
         if role == BASELINE and cycle and not wrong:
             flaws = dict.fromkeys(flaws[cycle] for flaws in self._flaws() if cycle in flaws)
             return f"cycle {cycle} does not count: {'; '.join(flaws)}" if flaws else ""
-        return f"{role} {cycle} {wrong}" if wrong else ""
+        return wrong
 
     def _unsettled(self) -> bool:
         values = self._burn_in_values()

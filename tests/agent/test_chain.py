@@ -310,7 +310,7 @@ def test_lost_rows_are_run_again_in_their_place(world: World) -> None:
     assert world.names[7:9] == ["chain:0-candidate-2", "chain:0-candidate-2-1"]
     assert world.places[14:] == ["a4", "b5", "a5", "b6", "a6"]
     told = world.of(ChainEvent)
-    assert str(SHORT.reasons[0]) in told[7].note
+    assert told[7].note == f"failed: {SHORT.reasons[0]}; it is run again"
     assert (told[7].done, told[8].done) == (8, 8)
 
 
