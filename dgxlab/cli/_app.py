@@ -224,9 +224,11 @@ def find_spec(spec: str) -> Path:
         return Path(named[0])
     if path.exists():  # a folder, for example: the reader refuses it
         return path
+    if mend := or_init(""):
+        raise SpecError(f"no experiment {spec!r}: {root()} is no project, and {mend} makes one", next=mend)
     folder = label(root() / "experiments")
     near = "".join(f"; there is {name!r}" for name in difflib.get_close_matches(spec, known, n=1))
-    raise SpecError(f"{folder} has no experiment {spec!r}{near}", next=or_init(command("ls", "-R", folder)))
+    raise SpecError(f"{folder} has no experiment {spec!r}{near}", next=command("ls", "-R", folder))
 
 
 def connect(name: str) -> Host:

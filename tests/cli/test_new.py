@@ -128,6 +128,11 @@ def test_an_empty_folder_leads_to_init(empty: Path, dgxlab: Run, words: str) -> 
     assert list(empty.iterdir()) == []
 
 
+def test_an_experiment_needs_a_project(empty: Path, dgxlab: Run) -> None:
+    ran = dgxlab("plan", "stock")
+    assert (ran.rc, ran.error) == (9, f"no experiment 'stock': {empty} is no project, and dgxlab init makes one")
+
+
 def test_doctor_names_init_too(empty: Path, dgxlab: Run) -> None:
     assert f"none in {empty}\n{'':19}next: dgxlab init\n" in dgxlab("doctor").out
 
