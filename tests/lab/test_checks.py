@@ -1,5 +1,6 @@
 """Gates on models and kernels, with toys that misbehave as the real ones do: what passes, what fails and why."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ import pytest
 from dgxlab import audit, judgement, report
 from dgxlab.errors import GateFailed, SpecError
 from dgxlab.lab.raw import describe
-from dgxlab.model import Experiment, Session
+from dgxlab.model import Experiment, HostEntry, Session
 from dgxlab.tools import GreedyGate, HarnessGate, PerplexityGate
+from dgxlab.transport.host import Host
 from tests import toy
 from tests.lab.conftest import ToyLab, kinds, undisturbed
 
@@ -208,6 +210,19 @@ def test_another_target_of_a_kernel_runs_other_tests(kernel_lab: ToyLab) -> None
     assert [event["readings"]["arm"]["passed"] for event in kinds(events, "gate")] == [2, 1]
     page = report.render(report.collect(kernel_lab.lab.store, "toy"), wide=True)
     assert ["| harness of toy |" in page, "| harness of toy operators |" in page] == [True, True]
+
+
+def test_path_prepend_names_the_python_of_a_gate(kernel_lab: ToyLab) -> None:
+    """Also that of dgxlab's own virtual environment, which is otherwise the last on PATH."""
+    own = Path(sys.executable).parent
+    recipe = "python:\n\t@echo 'ok   '`command -v python3` >&2; echo passed >&2\n"
+    (kernel_lab.folder / "kernels" / "toy" / "Makefile").write_text(recipe)
+    host = Host(kernel_lab.host.transport, HostEntry("local", path_prepend=(str(own),)))
+    lab = replace(kernel_lab, lab=replace(kernel_lab.lab, connect=lambda name: host), host=host)
+    outcome, events = lab.run_well(gated(lab, HarnessGate("toy", target="python", tests=1)), "gate")
+    (event,) = kinds(events, "gate")
+    printed = lab.root / "jobs" / outcome.job_id / event["raw"]["arm stderr"]["path"]
+    assert printed.read_text() == f"ok   {own / 'python3'}\npassed\n"
 
 
 @pytest.mark.parametrize(
