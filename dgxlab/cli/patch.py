@@ -30,17 +30,28 @@ _BesideOption = Annotated[
 @dataclass(frozen=True)
 class _PinOptions:
     pin: Annotated[
-        str | None, Option("--pin", help="A llama.cpp commit; by default the one that this project's specs name.")
+        str | None,
+        Option(
+            "--pin",
+            help="A llama.cpp commit; by default the one that this project's specs name; of several, the checkout's.",
+        ),
     ] = None
     source: Annotated[
         list[str] | None, Option("--source", help="Where to find the pin; by default where the specs say.")
     ] = None
     trust_source: TrustSourceOption = False
 
-    def fetch(self, out: Out) -> tuple[Path, PinCache, str]:
-        """Fetch the requested pin, else the one that all specs name; return the project, the pin cache and the pin."""
+    def fetch(self, out: Out, tree: Path | None = None) -> tuple[Path, PinCache, str]:
+        """Fetch the requested pin, else the one that all specs name; return the project, the pin cache and the pin.
+
+        Where specs name several pins, it is the newest that the checkout `tree` is based on.
+        """
+        from dgxlab import series
+
         root, specs = project.root(), self._specs(out)
         named = sorted({spec.pin for spec in specs})
+        if tree and not self.pin and len(named) > 1:
+            named = series.bases(tree, named) or named
         if self.pin is None and len(named) != 1:
             which = f"; say which with --pin: {', '.join(named)}" if named else "; say which with --pin"
             look = project.or_init(command("ls", "-R", root / "experiments"))
@@ -177,7 +188,7 @@ def export(
     """
     from dgxlab import series
 
-    root, cache, at = options.fetch(out)
+    root, cache, at = options.fetch(out, tree)
     patches = [patch.name for patch in series.export(root, name, cache, at, tree, message, beside=beside).patches]
     place = series.place_for(root, name, at)
     out.result({"series": name, "patches": patches}, "\n".join(f"{place}/{patch}" for patch in patches))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dgxlab.errors import PatchError, SpecError
 from dgxlab.model import Source, digest
-from dgxlab.series.checkout import apply_tree, changed_lines, diff, export, remake, untracked
+from dgxlab.series.checkout import apply_tree, bases, changed_lines, diff, export, remake, untracked
 from dgxlab.series.patchfile import NO_BLOB, Patch
 from dgxlab.series.series import Series, content_of, folder_for, inspect, names, own_pins, place_for, read, write_whole
 from dgxlab.series.stack import Stack, changed_files
@@ -26,6 +26,7 @@ __all__ = [
     "Series",
     "apply",
     "apply_tree",
+    "bases",
     "changed_lines",
     "check",
     "diff",

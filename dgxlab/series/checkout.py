@@ -161,6 +161,17 @@ def export(
     return read(root, name, pin)
 
 
+def bases(checkout: Path, pins: Sequence[str]) -> list[str]:
+    """Return those of `pins` that a checkout is based on, without the ancestors of others of them."""
+    git = Git.checkout(checkout)
+
+    def precedes(pin: str, commit: str) -> bool:
+        return pin != commit and checkout.is_dir() and not git.attempt("merge-base", "--is-ancestor", pin, commit).rc
+
+    under = [pin for pin in pins if precedes(pin, "HEAD")]
+    return [pin for pin in under if not any(precedes(pin, other) for other in under)]
+
+
 def _based(checkout: Path, pin: str) -> Git:
     own = Git.checkout(checkout)
     top = own.attempt("rev-parse", "--show-toplevel") if checkout.is_dir() else None

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import toy
 from tests.cli.conftest import Project, Ran
 
 TOY = "experiments/toy.yaml"
@@ -161,6 +162,11 @@ def test_series_is_named_where_experiments_disagree(project: Project) -> None:
     """Two pins among the specs: each is checked, and what writes asks which; a broken spec is left out, and said."""
     project.spec("later", f'extends: toy.yaml\nllama_cpp: {{pin: "{project.machine.later}"}}\n')
     refused(project.run("patch", "refresh", "x"), 9, "name 2 pins")
+    for own in (project.machine.pin, project.machine.later):
+        checkout = project.checkout(project.folder / own)
+        toy.git(checkout, "checkout", "-q", own)
+        ran = project.run("patch", "export", "x", "--tree", checkout)
+        refused(ran, 9, f"nothing to export: {checkout} is pin {own[:12]}")  # the checkout says which
     pins = sorted((project.machine.pin, project.machine.later))
     assert project.ok("patch", "check").out == "".join(f"pin {pin[:12]}\nno series\n" for pin in pins)
     ran = project.run("patch", "check", "--pin", project.machine.later)
