@@ -60,5 +60,8 @@ class Progress:
         later = [self.took[each] for each, (place_of, _) in self.steps.items() if place_of > number]
         if took is None or None in later:
             return place
-        left = max(0.0, took - (now - self._since)) + sum(filter(None, later))
+        left = took - (now - self._since)
+        if left < 0:  # it takes longer than before
+            return place
+        left += sum(filter(None, later))
         return f"{place}, {duration(left)} left" if left >= 1 else place

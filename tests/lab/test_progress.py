@@ -7,7 +7,9 @@ import pytest
 from dgxlab import plan
 from dgxlab.lab.jobs import adopt, follow
 from dgxlab.lab.outlook import expected, least_s
-from dgxlab.model import ChainStep, GateStep
+from dgxlab.lab.progress import Progress
+from dgxlab.model import ChainStep, GateStep, events
+from dgxlab.units import duration
 from tests import toy
 from tests.journals import told
 from tests.lab.conftest import Event, ToyLab, kinds
@@ -29,6 +31,18 @@ def test_each_step_is_told_with_its_place(toy_lab: ToyLab) -> None:
     _, events = toy_lab.run_well(again=True)
     again = places(events)
     assert any(", about " in note for note in again if ": gate " in note)
+
+
+def test_a_step_that_takes_longer_than_before_says_no_time_left(toy_lab: ToyLab) -> None:
+    outcome, _ = toy_lab.run_well()
+    seen: list[Any] = []
+    progress = Progress(toy_lab.lab.store, toy_lab.lab.store.job(outcome.job_id), seen.append)
+    progress.took = dict.fromkeys(progress.steps, 10.0)
+    for t in (0.0, 4.0, 11.0):
+        progress.see(events.ProgressEvent(t=t, id=next(iter(progress.steps)), done=1, total=2, note="cmake"))
+    rest = 10 * len(progress.steps)
+    assert [event.note.partition(", ")[2] for event in seen[2:]] == [f"{duration(rest - 4)} left: cmake", ""]
+    assert seen[-1].note == f"step 1 of {len(progress.steps)}: cmake"
 
 
 def test_a_gate_takes_as_long_as_it_did_and_a_new_one_as_long_as_one_of_its_op(toy_lab: ToyLab) -> None:
