@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
-from dgxlab.errors import SpecError, edit
+from dgxlab.errors import SpecError, command, edit
 from dgxlab.model import Bench, Cell, EngagedGate, Experiment, ParityGate, about, canonical, to_json, type_of
 from dgxlab.tools import Launch, ServeBench, bench_of, keys_of
 from dgxlab.tools.llama_server import setup
@@ -76,9 +76,15 @@ def pairs(baseline: Experiment, candidate: Experiment, cells: Collection[str] = 
             for pair in _paired(left, right, {**baseline.env, **left.env}, {**candidate.env, **right.env}, cells):
                 some = True
                 yield pair
+    if not some and cells:
+        others = dict.fromkeys(cell.label for launch, _ in pairs(baseline, candidate) for cell in launch.cells)
+        raise SpecError(
+            f"the two experiments have no cell of {', '.join(cells)} in common",
+            next=f"choose one: {command('--cell', next(iter(others)))}",
+            details=f"they have {', '.join(others)}",
+        )
     if not some:
-        named = f" of {', '.join(cells)}" if cells else ""
-        raise SpecError(f"the two experiments have no cell{named} in common", next=edit(candidate.path))
+        raise SpecError("the two experiments have no cell in common", next=edit(candidate.path))
 
 
 def differing(what: str, left: Mapping[str, Any], right: Mapping[str, Any], where: str = "") -> Iterator[Difference]:

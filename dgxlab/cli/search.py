@@ -12,7 +12,7 @@ from dgxlab.cli import _complete
 from dgxlab.cli._app import Workspace, experiment, readable_experiments
 from dgxlab.cli._out import Out, plural, table
 from dgxlab.cli.run import JobOptions
-from dgxlab.errors import ConditionsError, UsageError, command
+from dgxlab.errors import ConditionsError, UsageError, edit
 from dgxlab.project import or_init
 from dgxlab.units import change, interval
 
@@ -156,7 +156,7 @@ def _template(series: str | None, like: str | None, options: JobOptions, out: Ou
         like = fits[0].path
     spec = experiment(like, options.set_, options.host)
     if series and series not in spec.series:
-        raise UsageError(f"{spec.name} does not apply {series}", next=command("dgxlab", "plan", like))
+        raise UsageError(f"{spec.name} does not apply {series}", next=edit(spec.path))
     return spec
 
 
@@ -169,7 +169,9 @@ def _patches(spec: Experiment, name: str) -> list[str]:
 def _between(steps: list[Step], good: str, bad: str) -> list[Step]:
     numbers = [int(text) if text.isdecimal() else -1 for text in (good, bad)]
     if not 0 <= numbers[0] < numbers[1] < len(steps):
-        message = f"of {len(steps) - 1} patches, {good} and {bad} are no two numbers in order, 0 for none"
+        message = (
+            f"GOOD and BAD are {good} and {bad}; they must be two numbers of 0 to {len(steps) - 1}, the smaller first"
+        )
         raise UsageError(message, next="dgxlab patch list")
     return steps[numbers[0] : numbers[1] + 1]
 

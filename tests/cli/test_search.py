@@ -91,9 +91,11 @@ def test_ends_that_do_not_differ(many: Project) -> None:
     assert ran.next.startswith("dgxlab report ")
     ran = many.run("bisect", "3", "3", "--series", "many", "--cell", "pp16")
     assert (ran.rc, ran.next) == (2, "dgxlab patch list")
-    assert many.run("bisect", "0", "5", "--series", "many", "--cell", "pp99").error.endswith(
-        "no cell of pp99 in common"
-    )
+    assert ran.error == "GOOD and BAD are 3 and 3; they must be two numbers of 0 to 5, the smaller first"
+    ran = many.run("bisect", "0", "5", "--series", "many", "--cell", "pp99")
+    assert ran.error.endswith("no cell of pp99 in common")
+    assert "they have pp16, pp32, tg4" in ran.err
+    assert ran.next == "choose one: --cell pp16"
     assert many.run("bisect", "0", "5", "--cell", "pp16").rc == 2
     unsure = many.run("bisect", "0", "5", "--series", "many", "--cell", "pp16", "--confidence", "0.5")
     assert (unsure.rc, "--confidence" in unsure.err, "sending" in unsure.err) == (2, True, False)
@@ -147,6 +149,8 @@ def test_each_patch_is_left_out_once(many: Project) -> None:
     assert "#error broken" in rows["toy-mend"]["reason"]
     assert "toy-five.patch conflicts" in rows["toy-one"]["reason"]
     assert many.run("ablate", "none").rc == 2
+    spec(many, "plain", STREAM.replace("series: [many]\n", ""))
+    assert many.run("ablate", "many", "--like", "plain").next.endswith("/plain.yaml")
 
 
 def test_a_new_pin_is_tried_with_every_series(many: Project) -> None:
