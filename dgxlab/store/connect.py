@@ -258,12 +258,20 @@ def named_errors(path: Path) -> Iterator[None]:
             raise Locked(f"{path} is locked by another program", next=command("fuser", path)) from error
         if code == sqlite3.SQLITE_CORRUPT:
             raise damaged(path, str(error)) from error
+        if code == sqlite3.SQLITE_NOTADB and _is_text(path):  # `db rebuild` would put a database in its place
+            raise SpecError(f"{path} is not an SQLite database: it is text", next=command("head", path)) from error
         if code == sqlite3.SQLITE_NOTADB:
             raise damaged(path, str(error), "not an SQLite database") from error
         if code not in FILE_ERRORS:
             raise
         look = command("df", path.parent) if code == sqlite3.SQLITE_FULL else command("ls", "-l", path)
         raise SpecError(f"{FILE_ERRORS[code].format(path)}: {error}", next=look) from error
+
+
+def _is_text(path: Path) -> bool:
+    with path.open("rb") as file:
+        start = file.read(1000)
+    return b"\0" not in start and start.isascii()
 
 
 def damaged(path: Path, cause: str, what: str = "damaged") -> Damaged:

@@ -52,6 +52,7 @@ def test_wrong_specs_are_refused(project: Project, spec: str, words: str) -> Non
         ("report", 9, "there is no database"),
         ("jobs", 9, "there is no database"),
         (f"db check {TOY}", 9, "is not an SQLite database"),
+        (f"db rebuild {TOY}", 9, "is not an SQLite database: it is text"),
         ("db merge a.db b.db", 9, "there is no database"),
         ("patch check nope", 2, "has no series 'nope'"),
         ("patch check --pin main", 9, "a pin is a full commit id"),
