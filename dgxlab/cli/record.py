@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterable
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -109,12 +110,19 @@ def export(
         lines.append(
             f"{plural(len(each.rows), 'row')} of {each.tool} {'on stdout' if str(path) == '-' else f'in {path}'}"
         )
-        lines += [f"  {commit}  {', '.join(arms)}" for commit, arms in each.builds.items()]
+        lines += newest(f"  {commit}  {', '.join(arms)}" for commit, arms in each.builds.items())
     written = [{"tool": each.tool, "rows": len(each.rows), "builds": each.builds} for each in tables]
     if str(path) == "-":
         out.note("\n".join(lines))
     else:
         out.result({"file": str(path), "tools": written}, "\n".join(lines))
+
+
+def newest(builds: Iterable[str], most: int = 8) -> list[str]:
+    """Return the last lines of builds, below one that counts the earlier ones."""
+    every = list(builds)
+    earlier = len(every) - most
+    return [f"  {earlier} earlier builds", *every[-most:]] if earlier > 1 else every
 
 
 def serve_record(

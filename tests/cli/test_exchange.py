@@ -9,6 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from dgxlab import imported
+from dgxlab.cli.record import newest
 from dgxlab.store import Store
 from tests.cli.conftest import Project
 from tests.report.worlds import GOLDEN, whole
@@ -55,6 +56,11 @@ def test_export_of_a_measured_project(measured: Project) -> None:
     told = measured.json("export", "ops.csv", "--tool", "test-backend-ops")
     tools = [{"tool": "test-backend-ops", "rows": 2, "builds": {measured.machine.pin[:8]: ["toy"]}}]
     assert told == {"file": "ops.csv", "tools": tools}
+
+
+def test_export_names_the_newest_builds() -> None:
+    assert newest(["a", "b", "c"], 2) == ["a", "b", "c"]
+    assert newest(["a", "b", "c", "d"], 2) == ["  2 earlier builds", "c", "d"]
 
 
 def test_export_of_nothing(measured: Project) -> None:
