@@ -44,8 +44,9 @@ def find_import(store: Store, name: str) -> Mapping[str, Any]:
     if files:
         ids = ", ".join(row["import_id"] for row in files)
         raise UsageError(f"{len(files)} imported files are {name!r}: {ids}", next="dgxlab report --form imported")
-    names = ", ".join(f"{row['name']!r} ({row['import_id']})" for row in known)
-    others = f"; there are {names}" if names else ""
+    some = [f"{row['name']!r} ({row['import_id']})" for row in known[:3]]
+    more = f" and {len(known) - 3} more" if len(known) > 3 else ""
+    others = f"; there are {', '.join(some)}{more}" if some else ""
     raise UsageError(f"{store.path} has no imported file {name!r}{others}", next="dgxlab report --form imported")
 
 

@@ -102,6 +102,7 @@ def test_what_was_not_imported(store: Store, tmp_path: Path) -> None:
     assert refused(store, file="nosuch").startswith(
         "DB has no imported file 'nosuch'; there are 'llama-bench-q4_k.jsonl' (d4"
     )
+    assert refused(store, file="nosuch").endswith(") and 4 more")
     assert refused(store, file="llama-bench-q4_k.md", cells="pp9") == "no row of llama-bench-q4_k.md has all of 'pp9'"
     assert refused(store, cells="pp512") == "cells are of a file"
     with Store.open(tmp_path / "results.db") as empty:
