@@ -262,7 +262,7 @@ def _commits(git: Git, own: Git, pin: str, tree: str, dests: Sequence[str], mess
     me = re.fullmatch(r"(.*) <(.*)> (\d+ [+-]\d{4})", ident.text)
     if not me:
         cause = reason(ident.err)
-        raise SpecError(f"git knows no author for a commit: {cause}", next="git config user.name, user.email")
+        raise SpecError(f"git knows no author for a commit: {cause}", next="git config --global user.email YOU@HOST")
     yield _commit(git, after, last, me.groups(), message)
 
 
