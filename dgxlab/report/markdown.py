@@ -271,7 +271,8 @@ def _line(table: Table, moved: Row) -> Iterator[_Part]:
     if settings:
         shared = ", ".join(f"{name} {text(value)}" for name, value in settings.items())
         measured = "every measured row" if table.beside and table.kind != "published" else "every row"
-        yield "", f"{'both arms' if table.form == 'verdicts' else measured}: {shared}"
+        whose = {"verdicts": "both arms", "tries": "in all"}.get(table.form, measured)
+        yield "", f"{whose}: {shared}"
     if table.differ:
         yield "", "; ".join(of_arms(name, *values) for name, values in table.differ.items())
     sides = [origin.provenance for origin in _sides(table)]

@@ -387,6 +387,7 @@ def test_the_ledger_is_shown_drawn_and_exported(loop: Loop, tmp_path: Path) -> N
     loop.edit(BENCH, TIME, "12000000")
     loop.try_(because="a *bold* idea")
     shown = loop.project.ok("report", "--form", "tries", "--plots", tmp_path)
+    assert "\nin all: " in shown.out
     rows = [[cell.strip() for cell in row.split("|")[1:4]] for row in shown.out.splitlines() if row.startswith("| ")]
     assert [row[:2] for row in rows[-3:]] == [["1", "build"], ["2", "promoted"], ["3", "screen"]]
     assert float(rows[-2][2]) == pytest.approx(11, abs=1)
