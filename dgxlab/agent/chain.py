@@ -150,7 +150,7 @@ class ChainRunner:
         cycle, why = list(flaws.items())[-1]
         kind = GateFailed if self._failed and self._failed.status == "discarded" else ConditionsError
         return kind(
-            f"{step.id} ({step.baseline.tool}) gives no verdict{of}: {count}; cycle {cycle}: {why}",
+            f"{step.id} ({step.baseline.tool}) gives no verdict{of}: {count}; cycle {cycle}: {why.partition('; ')[0]}",
             details="\n".join(f"cycle {cycle}: {why}" for cycle, why in flaws.items()),
             next=self._bench.log(self._failed.raw["stderr"].path) if self._failed else AGAIN,
         )

@@ -292,6 +292,14 @@ def test_a_chain_that_can_no_longer_count_stops(
     assert (last.state, len(error.details.splitlines())) == ("done", last.cycle - last.valid)
 
 
+def test_the_error_names_one_flaw_of_the_last_cycle(world: World) -> None:
+    error = world.chain({"": Outcome(flags=(HOT,))})
+    (last,) = error.details.splitlines()[-1:]
+    assert last.count(HOT.reason) == 3
+    assert error.message.endswith(last.partition("; ")[0])
+    assert error.message.count(HOT.reason) == 1
+
+
 def test_one_lost_cell_does_not_cost_the_others_theirs(world: World) -> None:
     error = world.chain({"baseline-[345]": drifted(0.1, cell=1)}, cycles=5, claims=2)
     assert world.places == [*EVEN, "b5", "a5"]
