@@ -67,6 +67,11 @@ def test_wrong_commands_are_refused(project: Project, command: str, rc: int, wor
     assert ran.out == ""
 
 
+def test_a_database_to_merge_is_not_promised_by_a_run(measured: Project) -> None:
+    ran = measured.run("db", "merge", "results.db", "/nosuch.db")
+    assert (ran.rc, ran.error, ran.next) == (9, "there is no database /nosuch.db", "ls -l /")
+
+
 USAGE = ("nosuch", "run", f"run {TOY} --nosuch", "report --format xml", f"run {TOY} --wait -1", "patch export x")
 
 
