@@ -151,6 +151,15 @@ def test_a_session_shows_only_its_own(store: Store) -> None:
     assert (speeds(only), only.missing) == ({"pp512": 200.0}, ())
 
 
+def test_a_rejected_session_does_not_say_that_nothing_was_run(store: Store) -> None:
+    Session(store, h200(), A).build().gates().runs().end()
+    store.put("rejections", {"job_id": A, "reason": "hot", "at": 0.0})
+    report = collect(store, job_id=A)
+    assert (report.tables, report.missing) == ((), ())
+    assert [(each.status, each.reason) for each in report.failures] == [("rejected", "hot")]
+    assert f"- **session {A[-6:]}** rejected: hot" in render(report)
+
+
 def test_a_gate_that_was_not_run_says_so(store: Store) -> None:
     Session(store, h200(), A).build().runs().end()
     (row,) = form(collect(store, "h200"), "gates").rows
