@@ -196,7 +196,7 @@ def merge(
     with Workspace(current).store() as store:
         counts = audit.merge(store, other)
     added = sum(counts.values())
-    out.result(counts, f"{added} rows added" + "".join(f", {n} {t}" for t, n in counts.items() if n))
+    out.result(counts, f"{plural(added, 'row')} added" + "".join(f", {n} {t}" for t, n in counts.items() if n))
 
 
 @app.add
