@@ -11,9 +11,10 @@ from typer import Argument, Option
 from dgxlab.cli import _complete
 from dgxlab.cli._app import Workspace, experiment, readable_experiments
 from dgxlab.cli._out import Out, plural, table
+from dgxlab.cli.patch import known_series
 from dgxlab.cli.run import JobOptions
 from dgxlab.errors import ConditionsError, UsageError, edit
-from dgxlab.project import or_init
+from dgxlab.project import or_init, root
 from dgxlab.units import change, interval
 
 if TYPE_CHECKING:
@@ -147,6 +148,9 @@ def _template(series: str | None, like: str | None, options: JobOptions, out: Ou
     if like is None:
         every = [each for each in readable_experiments(out.note) if each.bench]
         fits = [each for each in every if (series in each.series if series else not each.series)]
+        if series and not fits:
+            known_series(root(), [series])
+            raise UsageError(f"no experiment applies {series}", next=f"write `series: [{series}]` into one")
         if len(fits) != 1:
             what = f"apply {series}" if series else "apply no series"
             some = fits[0].name if fits else "EXPERIMENT"

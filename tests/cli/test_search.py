@@ -149,7 +149,11 @@ def test_each_patch_is_left_out_once(many: Project) -> None:
     assert "toy-mend.patch conflicts" in rows["toy-break"]["reason"]
     assert "#error broken" in rows["toy-mend"]["reason"]
     assert "toy-five.patch conflicts" in rows["toy-one"]["reason"]
-    assert many.run("ablate", "none").rc == 2
+    ran = many.run("ablate", "none")
+    assert (ran.rc, ran.next) == (2, "dgxlab patch list")
+    many.ok("patch", "export", "spare", "--tree", many.folder.parent / "llama.cpp")
+    ran = many.run("ablate", "spare")
+    assert (ran.rc, ran.error) == (2, "no experiment applies spare")
     spec(many, "plain", STREAM.replace("series: [many]\n", ""))
     assert many.run("ablate", "many", "--like", "plain").next.endswith("/plain.yaml")
 
