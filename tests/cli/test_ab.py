@@ -124,7 +124,7 @@ def test_what_no_session_has_measured_is_listed(two: Project, record: Path) -> N
         ("--set session.cycles=5", "5 cycles are too few for this session of 3 claims, which needs 6"),
         ("--set session.effect=0", "--set: session.effect: must be more than 0"),
         ("--max-minutes 0", "0 minutes are no time to measure in"),
-        ("--max-minutes 5", "a limit of minutes has no say here: session.cycles fixes the number"),
+        ("--max-minutes 5", "--max-minutes has nothing to shorten: session.cycles fixes the number"),
     ],
 )
 def test_a_session_that_could_claim_nothing_is_refused(two: Project, words: str, cause: str) -> None:
