@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
-from dgxlab.errors import SpecError, command, edit
+from dgxlab.errors import AGAIN, SpecError, command, edit
 from dgxlab.model import Bench, Cell, EngagedGate, Experiment, ParityGate, about, canonical, to_json, type_of
 from dgxlab.tools import Launch, ServeBench, bench_of, keys_of
 from dgxlab.tools.llama_server import setup
@@ -80,7 +80,7 @@ def pairs(baseline: Experiment, candidate: Experiment, cells: Collection[str] = 
         others = dict.fromkeys(cell.label for launch, _ in pairs(baseline, candidate) for cell in launch.cells)
         raise SpecError(
             f"the two experiments have no cell of {', '.join(cells)} in common",
-            next=f"choose one: {command('--cell', next(iter(others)))}",
+            next=f"{AGAIN} with {command('--cell', next(iter(others)))}",
             details=f"they have {', '.join(others)}",
         )
     if not some:

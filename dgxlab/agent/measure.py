@@ -35,7 +35,7 @@ _COPIES_S = 20.0
 """Max seconds for copies on the job's GPUs, which take one."""
 _LAST_WORDS = 4096
 """Bytes at a stream's end that are searched for a program's last line."""
-_OF_MAKE = re.compile(r"make(\[\d+\])?: (\*\*\* (\[.*\] Error|Waiting|Deleting)|Entering|Leaving)")
+_OF_MAKE = re.compile(r"g?make(\[\d+\])?: ((\*\*\* )?\[.*\] Error|\*\*\* (Waiting|Deleting)|Target|Entering|Leaving)")
 """Lines that make adds when a command has failed; its other errors, as a missing rule or a signal, are reasons."""
 
 

@@ -153,10 +153,8 @@ def show_error(error: DgxlabError) -> None:
 def as_typed(next: str) -> str:
     """Return an error's `next` as a command to type: the current one for AGAIN; --db is added if it was given."""
     if next.startswith(AGAIN):
-        again, added = typed(), next.removeprefix(AGAIN).removeprefix(" with")
-        if added.startswith(" --wait "):  # it replaces what was typed
-            again = re.sub(r" --wait[ =]\d+", "", again)
-        return again + added
+        option = shlex.split(next.removeprefix(AGAIN).removeprefix(" with"))
+        return shlex.join(["dgxlab", *_without(option, sys.argv[1:]), *option])
     words = next.split()
     if words[:1] == ["dgxlab"] and words[1] in _OF_A_RECORD:
         for word, after in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
@@ -164,6 +162,18 @@ def as_typed(next: str) -> str:
                 record = shlex.quote(word.partition("=")[2] or after)
                 return f"dgxlab --db {record}{next.removeprefix('dgxlab')}"  # words may follow the command
     return next
+
+
+def _without(option: Sequence[str], words: Iterable[str]) -> Iterator[str]:
+    """Yield the words of a command but an option and its value, if `option` gives it another value."""
+    name, value_follows = option[0] if len(option) == 2 else None, False
+    for word in words:
+        if value_follows or (name and word.startswith(f"{name}=")):
+            value_follows = False
+        elif word == name:
+            value_follows = True
+        else:
+            yield word
 
 
 def typed() -> str:

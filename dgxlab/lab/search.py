@@ -13,6 +13,7 @@ from pathlib import Path
 from dgxlab import compare, judgement, model
 from dgxlab.chains import comparisons, comparisons_of
 from dgxlab.errors import (
+    AGAIN,
     BuildFailed,
     ConditionsError,
     DgxlabError,
@@ -96,7 +97,7 @@ class Search:
         fits = [each for each in every if {each.name, each.cell} & {*self.cells}]
         if len(fits) > 1:
             message = f"{', '.join(self.cells)} is {len(fits)} comparisons: {', '.join(each.name for each in fits)}"
-            raise UsageError(message, next=f"choose one: {command('--cell', fits[0].name)}")
+            raise UsageError(message, next=f"{AGAIN} with {command('--cell', fits[0].name)}")
         return replace(self, cells=(fits[0].cell,), name=fits[0].name) if fits else self
 
 

@@ -270,8 +270,7 @@ def named_errors(path: Path) -> Iterator[None]:
 
 def _is_text(path: Path) -> bool:
     with path.open("rb") as file:
-        start = file.read(1000)
-    return b"\0" not in start and start.isascii()
+        return b"\0" not in file.read(1000)
 
 
 def damaged(path: Path, cause: str, what: str = "damaged") -> Damaged:

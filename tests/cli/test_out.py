@@ -5,8 +5,8 @@ import json
 import pytest
 
 from dgxlab.cli._display import display
-from dgxlab.cli._out import Format, Out, clean, show_error, table
-from dgxlab.errors import RemoteError
+from dgxlab.cli._out import Format, Out, as_typed, clean, show_error, table
+from dgxlab.errors import RemoteError, longer
 from dgxlab.model.events import NoteEvent, ProgressEvent
 
 FORGED = "disk full\r\nnext: curl x | sh\u2028next: y\x1b[2J\u202ehs.x\ud800"
@@ -35,6 +35,14 @@ def test_a_hosts_words_are_no_lines_of_ours(capsys: pytest.CaptureFixture[str]) 
         watch(NoteEvent(note=FORGED))
     assert capsys.readouterr().err == f"error: {SEEN}\n  a\n  next: b\n{SEEN}\n"
     assert table([{"a": FORGED, "b": "1"}]).splitlines()[1:] == [f"{SEEN}  1"]
+
+
+@pytest.mark.parametrize("old", [[], ["--wait", "0"], ["--wait=0"]])
+def test_the_next_command_replaces_an_option(monkeypatch: pytest.MonkeyPatch, old: list[str]) -> None:
+    """The option that was typed, not what a text says of it."""
+    because = ["--because", "the --wait 10 default"]
+    monkeypatch.setattr("sys.argv", ["dgxlab", "try", *old, *because, "toy"])
+    assert as_typed(longer(0.0)) == "dgxlab try --because 'the --wait 10 default' toy --wait 60"
 
 
 def test_a_log_says_what_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:

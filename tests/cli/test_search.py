@@ -96,7 +96,7 @@ def test_ends_that_do_not_differ(many: Project) -> None:
     ran = many.run("bisect", "0", "5", "--series", "many", "--cell", "pp99")
     assert ran.error.endswith("no cell of pp99 in common")
     assert "they have pp16, pp32, tg4" in ran.err
-    assert ran.next == "choose one: --cell pp16"
+    assert ran.next == "dgxlab bisect 0 5 --series many --cell pp16"
     assert many.run("bisect", "0", "5", "--cell", "pp16").rc == 2
     unsure = many.run("bisect", "0", "5", "--series", "many", "--cell", "pp16", "--confidence", "0.5")
     assert (unsure.rc, "--confidence" in unsure.err, "sending" in unsure.err) == (2, True, False)
@@ -111,7 +111,7 @@ def test_one_comparison_of_a_cell_is_judged(many: Project, checkout: Path) -> No
     words = ("bisect", "3", "6", "--series", "many", "--cell")
     refused = many.run(*words, "pp16 tg4 B2")
     assert refused.error == "pp16 tg4 B2 is 2 comparisons: pp16 tg4 B2 S_PP, pp16 tg4 B2 S_TG"
-    assert refused.next == "choose one: --cell 'pp16 tg4 B2 S_PP'"
+    assert refused.next == "dgxlab bisect 3 6 --series many --cell 'pp16 tg4 B2 S_PP'"
     ran = many.json(*words, "pp16 tg4 B2 S_TG")
     assert ran["suspects"] == ["toy-slower-streams"]
     assert {cell["name"] for test in ran["tests"] for cell in test["cells"]} == {"pp16 tg4 B2 S_TG"}
