@@ -9,7 +9,7 @@
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
-// Threads of a warp that arrive where it is done with a stage. Racecheck takes one for too few: it does not follow __syncwarp.
+// Lanes of a warp that arrive when it has read a stage. One is enough, but racecheck does not follow __syncwarp.
 #ifdef W4A16_EVERY_LANE_ARRIVES
 static constexpr int W4A16_ARRIVALS = 32;
 #else
