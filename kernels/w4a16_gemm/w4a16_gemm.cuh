@@ -779,8 +779,8 @@ static constexpr int W4A16_ARCH_SHARED = 99 * 1024;
 static constexpr int W4A16_ARCH_SHARED = 227 * 1024;
 #endif // !defined(__CUDA_ARCH__)
 
-// Adds to a counter and returns what it was, after all that the threads have stored which this one met, and before all that
-// they load once they meet again. __threadfence() would wait longer: 0.7 to 1 us of a product of kbit_gemm.cuh on an H100.
+// Adds to a counter and returns its old value. What other threads stored before the last barrier comes before it, what they
+// load behind the next one comes after it. Fences in every thread take longer: 2 to 7 % of a product of up to 32 columns (H100).
 static __device__ __forceinline__ int w4a16_count(int * counter, const int more) {
     int before;
     asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(more) : "memory");
@@ -796,6 +796,7 @@ static __device__ __forceinline__ void w4a16_finish(
     const int units = part.last - part.first;
     if (units < p.units) {
         t.store(2 * blockIdx.x + (part.first == 0));
+        __threadfence_block();  // not needed for the order; without it ptxas spills registers of a kernel for sm_121
         meet();
         if (threadIdx.x == 0 && threadIdx.y == 0) {
             last_of_tile = w4a16_count(p.counters + part.tile, units) + units == p.units;

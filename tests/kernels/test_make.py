@@ -47,7 +47,7 @@ COMPILED = {
         "_Z11kbit_unpack": 3 * 4 * 3,
     },
     "nvfp4_dequant": {"nvfp4_dequant_bf16": 2 * 3},
-    "nvfp4_grouped": {"_Z13nvfp4_grouped": 6 * 5, "_Z19nvfp4_grouped_route": 3 * 5, "_Z20nvfp4_grouped_to_f16": 5},
+    "nvfp4_grouped": {"_Z13nvfp4_grouped": 5 * 5, "_Z19nvfp4_grouped_route": 3 * 5, "_Z20nvfp4_grouped_to_f16": 2 * 5},
     "q4_dequant": {"_Z14q4_dequant_f16": 2 * 2 * 3},
     "w4a16_gemm": {
         "_Z16w4a16_wgmma_gemm": 2 * 5 * 5,

@@ -135,6 +135,7 @@ static inline void __syncthreads() { emulated_wait(emulated_thread::at::BLOCK); 
 template <typename T> static inline T __ldg(const T * p) { return *p; }
 template <typename T> static inline void __stcs(T * p, T value) { *p = value; }
 static inline void __threadfence() {}
+static inline void __threadfence_block() {}
 
 static inline uint8_t * emulated_shared() { return emulated.shared.get(); }
 
