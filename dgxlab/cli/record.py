@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from dgxlab import units
 from dgxlab.cli._app import JOB, App, Workspace, connect
-from dgxlab.cli._out import Format, Out, plural, write_bytes
+from dgxlab.cli._out import Format, Out, as_typed, plural, write_bytes
 from dgxlab.errors import CheckFailed, SpecError, UsageError, command
 
 app = App("Check, merge and rebuild the record.")
@@ -60,7 +60,7 @@ def import_(
     known = "" if new else ": in the record already"
     lines = [f"{adopted.import_id}  {adopted.tool} ({adopted.format}), {plural(len(reading.rows), 'row')}{known}"]
     lines += [f"  {name}: {text}" for name, text in reading.provenance.items() if not isinstance(text, dict)]
-    lines.append(f"  shown by: dgxlab report --form imported {adopted.import_id}")
+    lines.append(f"  shown by: {as_typed(f'dgxlab report --form imported {adopted.import_id}')}")
     out.result({**about, "file": adopted.name, "new": new, **read}, "\n".join(lines))
 
 

@@ -50,7 +50,7 @@ COMPILED = {
     "nvfp4_grouped": {"_Z13nvfp4_grouped": 5 * 5, "_Z19nvfp4_grouped_route": 3 * 5, "_Z20nvfp4_grouped_to_f16": 2 * 5},
     "q4_dequant": {"_Z14q4_dequant_f16": 2 * 2 * 3},
     "w4a16_gemm": {
-        "_Z16w4a16_wgmma_gemm": 2 * 5 * 5,
+        "_Z16w4a16_wgmma_gemm": 2 * 6 * 5,
         "_Z16w4a16_packed_mma": 2 * 6 * 5,
         "_Z18w4a16_packed_wgmma": 2 * 4 * 5,
         "_Z12w4a16_to_f16": 2 * 3 * 5,
