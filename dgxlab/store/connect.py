@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import hashlib
 import os
@@ -270,7 +271,11 @@ def named_errors(path: Path) -> Iterator[None]:
 
 def _is_text(path: Path) -> bool:
     with path.open("rb") as file:
-        return b"\0" not in file.read(1000)
+        start = file.read(1000)
+    try:  # the last character may be cut
+        return "\0" not in codecs.getincrementaldecoder("utf-8")().decode(start)
+    except UnicodeDecodeError:
+        return False
 
 
 def damaged(path: Path, cause: str, what: str = "damaged") -> Damaged:

@@ -182,6 +182,8 @@ def test_a_failing_migration_changes_nothing(folder: Path, monkeypatch: pytest.M
         (lambda path: edited(filled(path), f"PRAGMA user_version = {VERSION + 1}"), f"newer .* {VERSION + 1}, "),
         (lambda path: edited(path, "CREATE TABLE places (url)"), "not one of dgxlab"),
         (lambda path: path.write_bytes(b"name: toy\n" * 100), "is not an SQLite database: it is text"),
+        (lambda path: path.write_text("größer\n" * 200), "is not an SQLite database: it is text"),
+        (lambda path: path.write_bytes(bytes(range(1, 256)) * 8), "is not an SQLite database: file is"),
         (lambda path: path.write_bytes(b"SQLite format 3\x00" + b"\xff" * 4000), "is (damaged|not an SQLite database)"),
     ],
 )
