@@ -27,7 +27,7 @@ def test_import_prints_what_it_read(project: Project) -> None:
     assert read["rows"][0]["values"][0] == {"metric": "time_us", "unit": "us", "values": [6.98], "discarded": ""}
     again = project.run("import", LOG, "--db", "x.db")
     assert again.out.startswith(f"{read['import_id']}  test-backend-ops (console), 20 rows: ")
-    assert again.out.endswith(f"  shown by: dgxlab report --form imported {read['import_id']}\n")
+    assert again.out.endswith(f"  shown by: dgxlab --db x.db report --form imported {read['import_id']}\n")
     assert again.err.startswith("note: ")
     assert project.run("db", "check", "x.db").out == "ok\n"
 
