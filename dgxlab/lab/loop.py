@@ -30,16 +30,16 @@ from dgxlab.errors import (
     one_line,
 )
 from dgxlab.judgement import tries
-from dgxlab.judgement.tries import CHAIN, HELD_OUT, KINDS, SCREEN, Row
+from dgxlab.judgement.tries import HELD_OUT, KINDS, Row
 from dgxlab.lab import Lab, Watch, session
 from dgxlab.lab.outlook import noise_command
 from dgxlab.lab.request import Request, source_of
-from dgxlab.model import Experiment, Source
+from dgxlab.model import Experiment, Plan, Source
 from dgxlab.plan import cycles_by_hand
 from dgxlab.source.git import Git
 from dgxlab.source.programs import locked
 from dgxlab.stats import Ended
-from dgxlab.store import Job, alias
+from dgxlab.store import alias
 from dgxlab.units import duration
 
 
@@ -77,6 +77,7 @@ def attempt(lab: Lab, asked: Try, watch: Watch) -> tuple[str, bool]:
         raise SpecError("a try needs a hypothesis, and --because says nothing", next="dgxlab try --help")
     source = source_of(lab.cache, asked.baseline, asked.tree, watch)
     every = tries.ledger(lab.store, *asked.ledger)
+    newest = _parent(every, asked)
     rows = [row for row in every if not row["rejected"]]
     same = [row for row in rows if (row["pin"], row["tree"]) == (source.pin, source.tree)]
     if ended := [row["try_id"] for row in same if row["ended"]]:
@@ -86,7 +87,7 @@ def attempt(lab: Lab, asked: Try, watch: Watch) -> tuple[str, bool]:
         add = command("git", "-C", asked.tree, "add", files[0])
         raise SpecError(message, next=f"{add}, or ignore what is no source")
     with _alone(lab, asked.baseline.host):
-        parent = same[0]["parent"] if same else _parent(every, asked)
+        parent = same[0]["parent"] if same else newest
         of_parent = parent and _made(lab, tries.find(tries.ledger(lab.store), parent))
         reference = of_parent or source_of(lab.cache, asked.baseline, None, watch)
         if reference.tree == source.tree:
@@ -136,11 +137,10 @@ class _Measure:
         The session is the stage's from its begin: it may end, and be recorded, after this client has left.
         """
         baseline, begun = self.asked.baseline, partial(tries.put_session, self.lab.store, self.try_id, stage)
-        if stage == CHAIN:
-            _refuse_noise(baseline, tries.sessions_of(self.lab.store, self.try_id)[SCREEN], level)
+        check = partial(_refuse_noise, baseline, level) if stage != HELD_OUT else None
         spec = held_out(baseline) if stage == HELD_OUT else baseline
         request = Request(KINDS[stage], spec, spec, tree=self.source, baseline_tree=self.reference, level=level)
-        request = replace(request, wait_s=self.asked.wait_s, behind=True, begun=begun)
+        request = replace(request, wait_s=self.asked.wait_s, behind=True, check=check, begun=begun)
         outcome = session.run(self.lab, request, self.watch)
         begun(outcome.job_id)  # which may have been another client's
         return outcome.error
@@ -213,10 +213,10 @@ def _check_budget(rows: Sequence[Row], asked: Try, now_s: float) -> None:
         raise BudgetSpent(message, next="dgxlab report --form tries")
 
 
-def _refuse_noise(baseline: Experiment, screen: Job, level: float) -> None:
-    """Raise ConditionsError if, by the screen's noise floors, not even the longest chain finds the wanted effect."""
-    floors = {(floor.cell, floor.metric): floor.sigma for chain in screen.plan.chains for floor in chain.noise}
-    asked = [each for chain in screen.plan.chains for each in comparisons(chain)]
+def _refuse_noise(baseline: Experiment, level: float, planned: Plan) -> None:
+    """Raise ConditionsError if, by a plan's noise floors, not even the longest chain finds the wanted effect."""
+    floors = {(floor.cell, floor.metric): floor.sigma for chain in planned.chains for floor in chain.noise}
+    asked = [each for chain in planned.chains for each in comparisons(chain)]
     noise = max(floors[each.baseline, each.metric] for each in asked)
     by_hand = cycles_by_hand(baseline.session, stats.claims_at(level, len(asked)))
     cycles = by_hand or stats.cycle_range(len(asked))[1]

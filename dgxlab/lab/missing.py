@@ -56,7 +56,7 @@ def plan_missing(
 
     Raises:
         SpecError: if the arms have nothing in common to measure, or a session has too few cycles for its claims.
-        ConditionsError: if a screen has no noise floor.
+        ConditionsError: if a screen has no noise floor; and as `request.check`.
     """
     job_id = plan.new_job_id(request.name)
     if request.baseline is None:
@@ -73,6 +73,8 @@ def plan_missing(
                 baseline = sides[0].experiment
                 message = f"a screen needs the noise floor of host {baseline.host} for {cell}"
                 raise ConditionsError(f"{message}, and no A/A session has measured it", next=noise_command(baseline))
+    if request.check:
+        request.check(job)
     if followed and (done := store.job(followed)).state == "done" and _asks(done.plan) == _asks(job):
         return Todo(), None
     return Todo(), job

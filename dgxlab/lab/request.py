@@ -34,6 +34,7 @@ class Request:
     cells: Collection[str] = ()  # labels of the cells that a session compares, () for all
     behind: bool = False  # begin when no other job runs or waits on the host: a loop lets people go first
     level: float = 0.0  # of a ledger, for which a chain is long enough; 0 for that of a session
+    check: Callable[[model.Plan], None] | None = None  # raises if the session of this plan would decide nothing
     begun: Callable[[str], None] | None = None  # as in `jobs.start`
 
     @property

@@ -215,17 +215,19 @@ def test_a_try_whose_session_was_rejected_is_measured_again(loop: Loop) -> None:
 def test_a_try_that_was_not_finished_goes_on(loop: Loop) -> None:
     loop.edit(BENCH, TIME, "9000000")
     loop.project.spec("stock", SPEC.replace("cycles: 8", "effect: 0.001%"))
+    before = len(loop.project.json("sessions"))
     ran = loop.try_("--db", "results.db")
     assert (ran.rc, ran.out) == (8, "")
     assert "is too high: 40 cycles find" in ran.error
     noise, _, edit = ran.next.partition(", when it is quiet, or ")
     assert (noise, edit[-10:]) == ("dgxlab --db results.db noise experiments/stock.yaml --host local", "stock.yaml")
+    assert len(loop.project.json("sessions")) == before  # it is told before anything is measured
     loop.project.spec("stock", SPEC)
-    before = len(loop.project.json("sessions"))
+    assert loop.try_("--max-minutes", "0.01").rc == 13  # after the screen
     rc, done = loop.ended()
     assert (rc, done["number"], done["ended"]) == (0, 1, "promoted")
     kinds = [row["kind"] for row in loop.project.json("sessions")]
-    assert (len(kinds) - before, kinds.count("screen")) == (2, 1)
+    assert (len(kinds) - before, kinds.count("screen")) == (3, 1)
 
 
 def test_a_session_that_ended_after_its_client_left_counts(new: Loop, tmp_path: Path) -> None:
@@ -253,8 +255,7 @@ def test_a_try_does_not_go_on_against_another_baseline(loop: Loop) -> None:
     loop.edit("ggml/ggml.c", "out of toys", "no toys")
     loop.project.ok("patch", "export", "first", "--tree", loop.checkout, "-m", "ggml : say it shortly")
     loop.edit(BENCH, TIME, "9000000")
-    loop.project.spec("stock", SPEC.replace("cycles: 8", "effect: 0.001%"))
-    assert loop.try_().rc == 8  # after the screen
+    assert loop.try_("--max-minutes", "0.01").rc == 13  # after the screen
     loop.project.spec("stock", SPEC + "series: [first]\n")
     moved = loop.try_()
     assert (moved.rc, moved.error.partition(" tree ")[0]) == (9, "try 1 was begun against")
@@ -262,6 +263,7 @@ def test_a_try_does_not_go_on_against_another_baseline(loop: Loop) -> None:
     loop.project.ok(*shlex.split(moved.next)[1:])
     assert loop.ended()[1]["number"] == 2
     assert [row["rejected"] for row in loop.project.json("tries", "list")] == [1, 0]
+    assert "no try is called '7'" in loop.try_("--parent", "7").error  # nor of what was measured before
     shown = loop.project.json("tries", "show", "1")
     assert (shown["rejected"], shown["promoted"]) == (1, False)
     assert re.search(r"(?m)^ended +rejected$", loop.project.ok("tries", "show", "1").out)
