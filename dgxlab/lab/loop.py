@@ -77,7 +77,7 @@ def attempt(lab: Lab, asked: Try, watch: Watch) -> tuple[str, bool]:
         raise SpecError("a try needs a hypothesis, and --because says nothing", next="dgxlab try --help")
     source = source_of(lab.cache, asked.baseline, asked.tree, watch)
     every = tries.ledger(lab.store, *asked.ledger)
-    newest = _parent(every, asked)
+    wanted = _parent(every, asked)
     rows = [row for row in every if not row["rejected"]]
     same = [row for row in rows if (row["pin"], row["tree"]) == (source.pin, source.tree)]
     if ended := [row["try_id"] for row in same if row["ended"]]:
@@ -87,7 +87,7 @@ def attempt(lab: Lab, asked: Try, watch: Watch) -> tuple[str, bool]:
         add = command("git", "-C", asked.tree, "add", files[0])
         raise SpecError(message, next=f"{add}, or ignore what is no source")
     with _alone(lab, asked.baseline.host):
-        parent = same[0]["parent"] if same else newest
+        parent = same[0]["parent"] if same else wanted
         of_parent = parent and _made(lab, tries.find(tries.ledger(lab.store), parent))
         reference = of_parent or source_of(lab.cache, asked.baseline, None, watch)
         if reference.tree == source.tree:

@@ -235,7 +235,8 @@ def series_steps(experiment: Experiment, name: str, patches: Sequence[str]) -> l
     """Return an experiment with no patch of the series `name`, then with one more at each step."""
     steps = [Step("none", _with(gated(experiment), name, "", "0"))]
     for number, patch in enumerate(patches, 1):
-        chosen = name if number == len(patches) else f"{name}:1-{number}" if number > 1 else f"{name}:1"
+        first = "1" if number == 1 else f"1-{number}"
+        chosen = name if number == len(patches) else f"{name}:{first}"
         steps.append(Step(patch, _with(gated(experiment), name, chosen, str(number))))
     return steps
 
