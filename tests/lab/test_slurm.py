@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,21 @@ def ended(lab: ToyLab, job_id: str) -> str:
         assert time.monotonic() < deadline
         time.sleep(0.1)
     return status.slurm or str(status.rc and (status.rc.get("message") or status.rc["status"]))
+
+
+@contextmanager
+def read_in_vain(pipe: Path) -> Iterator[None]:
+    """Wait until a job reads a pipe, then let it wait."""
+    writer = None
+    deadline = time.monotonic() + 60
+    while writer is None:
+        assert time.monotonic() < deadline
+        with suppress(OSError):  # as long as no process reads
+            writer = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+    try:
+        yield
+    finally:
+        os.close(writer)
 
 
 def test_a_run_and_what_is_up_to_date(go: Go) -> None:
@@ -269,12 +284,10 @@ def test_slurm_says_what_an_agent_cannot(go: Go, cluster: Slurm) -> None:
     settings.unlink()
     os.mkfifo(settings)
     cluster.tell("scancel", other)
-    deadline = time.monotonic() + 60
-    while not lab.host.status(job_id).slurm.startswith("RUNNING"):
-        assert time.monotonic() < deadline
-    # not "now", which slurmctld refuses once the second is over
-    cluster.tell("scontrol", "update", f"jobid={number_of(cluster, job_id)}", "EndTime=now+5")
-    assert ended(lab, job_id).startswith("TIMEOUT (TimeLimit), Slurm job ")
+    with read_in_vain(settings):  # once it runs on its node: a limit that is over before is no TIMEOUT
+        # not "now", which slurmctld refuses once the second is over
+        cluster.tell("scontrol", "update", f"jobid={number_of(cluster, job_id)}", "EndTime=now+5")
+        assert ended(lab, job_id).startswith("TIMEOUT (TimeLimit), Slurm job ")
     with pytest.raises(JobLost, match=r"Slurm on local says TIMEOUT \(TimeLimit\)"):
         follow(lab.lab, lab.host, job_id, quiet)
     (recorded,) = lab.lab.store.rows("SELECT state, error FROM jobs")
