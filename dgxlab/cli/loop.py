@@ -52,7 +52,8 @@ def try_(
 
     Prints one JSON object. The chain is held only if the screen does not drop the change. A try is promoted if its
     chain is significant at the ledger's level, no cell is slower, all gates pass, and no held-out cell is slower. The
-    next try is compared with it. The same changes are never measured twice; a try that was interrupted goes on.
+    next try is compared with it. The same changes are measured again only against another --parent; a try that was
+    interrupted goes on.
 
     Exit codes: 0 promoted, 5 a gate failed, 7 it does not build, 11 not promoted, 8 and 10 host not fit to measure, 13
     the budget is spent.

@@ -143,8 +143,8 @@ class _Tools:
     def try_(self, baseline: str, tree: str, because: str, parent: str = "") -> dict[str, Any]:
         """Build, gate and measure a checkout against the best so far, and record how it ends; this takes minutes.
 
-        Call it again with the same arguments if it was interrupted: it goes on. The same changes are never measured
-        twice.
+        Call it again with the same arguments if it was interrupted: it goes on. The same changes are measured again
+        only against another parent.
 
         Args:
             baseline: The name of the experiment to improve.

@@ -80,8 +80,10 @@ def attempt(lab: Lab, asked: Try, watch: Watch) -> tuple[str, bool]:
     wanted = _parent(every, asked)
     rows = [row for row in every if not row["rejected"]]
     same = [row for row in rows if (row["pin"], row["tree"]) == (source.pin, source.tree)]
+    if asked.parent:
+        same = [row for row in same if row["parent"] == wanted]
     if ended := [row["try_id"] for row in same if row["ended"]]:
-        return ended[0], True
+        return ended[-1], True
     if files := series.untracked(asked.tree):
         message = f"{asked.tree} has files that git does not track, {len(files)} in all: {', '.join(files[:3])}"
         add = command("git", "-C", asked.tree, "add", files[0])

@@ -95,9 +95,12 @@ def test_a_faster_change_is_promoted_and_is_the_next_reference(loop: Loop) -> No
     assert (rc, third["parent"]) == (0, first["try_id"])
     assert third["cells"][0]["effect"] == pytest.approx(0.125, abs=0.01)
     assert third["wealth"] > 0.04
-    loop.edit(BENCH, TIME, "8500000")  # faster than the baseline, and not the best so far
+    loop.edit(BENCH, TIME, "9500000")  # again, and now against the baseline
     rc, fourth = loop.ended("--parent", "0")
-    assert (rc, fourth["parent"]) == (0, None)
+    assert (rc, fourth["parent"], fourth["reused"]) == (0, None, False)
+    for options in (("--parent", "0"), ()):
+        rc, again = loop.ended(*options)
+        assert (rc, again["number"], again["reused"]) == (0, 4, True)
     rows = loop.project.json("report", "--form", "tries")["tables"][0]["rows"]
     assert rows[-1]["best_speed"] == rows[-2]["best_speed"] > rows[-1]["speed"]
     assert loop.project.run("db", "check").out == "ok\n"
