@@ -61,10 +61,12 @@ class VerdictCode(Enum):
     NOT_ONE_BRACKET = "a screen is one bracket, not {cycles} cycles"
     BRACKET = "the bracket does not count: {flaw}"
     BEATS_BOTH = (
-        "one bracket, in which the candidate beats both baselines by {floors:.3g} noise floors of {percent:.2g} %"
+        "one bracket, in which the candidate beats both baselines by more than {floors:.3g} noise floors "
+        "of {percent:.2g} %"
     )
     LOSES_TO_BOTH = (
-        "one bracket, in which the candidate loses to both baselines by {floors:.3g} noise floors of {percent:.2g} %"
+        "one bracket, in which the candidate loses to both baselines by more than {floors:.3g} noise floors "
+        "of {percent:.2g} %"
     )
     WITHIN = "one bracket, in which the candidate is within {floors:.3g} noise floors of {percent:.2g} %"
 
