@@ -265,12 +265,13 @@ def _fault(store: Store, job: Job, stage: str) -> tuple[Ended | None, str]:
 
 def _wandered(store: Store, job: Job) -> bool:
     """Return whether a screen has no verdict because of its values alone: its two baselines are too far apart."""
-    disturbed = store.rows(
-        """SELECT 1 FROM chain_runs JOIN runs USING (run_id) LEFT JOIN flags USING (run_id)
-           WHERE job_id = ? AND role <> 'burn-in' AND (status <> 'valid' OR hard) LIMIT 1""",
+    runs = store.rows(
+        """SELECT status, hard FROM chain_runs JOIN runs USING (run_id) LEFT JOIN flags USING (run_id)
+           WHERE job_id = ? AND role <> 'burn-in'""",
         (job.job_id,),
     )
-    return job.exit_code == ConditionsError.exit_code and not disturbed
+    undisturbed = bool(runs) and all(row["status"] == "valid" and not row["hard"] for row in runs)
+    return job.exit_code == ConditionsError.exit_code and undisturbed
 
 
 def _unusable(verdicts: Sequence[Judged]) -> str:

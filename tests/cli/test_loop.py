@@ -203,6 +203,15 @@ def test_a_screen_whose_baselines_are_apart_drops_nothing(loop: Loop) -> None:
     assert loop.project.run("db", "check").out == "ok\n"
 
 
+def test_a_screen_that_was_not_held_lets_nothing_pass(loop: Loop) -> None:
+    """Unlike one whose baselines are apart."""
+    loop.project.spec("stock", SPEC.replace("cycles: 8", "cycles: 8, thermal: cold"))
+    loop.edit(BENCH, TIME, "9000000")
+    ran = loop.try_()
+    assert (ran.rc, "needs the device's temperature" in ran.error) == (8, True)
+    assert [row["kind"] for row in loop.project.json("sessions")] == ["noise", "screen"]
+
+
 def test_a_try_whose_session_was_rejected_is_measured_again(loop: Loop) -> None:
     loop.edit(BENCH, TIME, "9000000")
     first = loop.ended()[1]
