@@ -95,6 +95,8 @@ class ChainRunner:
                 self._cooling.find_gate()
             if number >= _TIMED_RUNS and (error := self._too_short()):
                 return error
+        if all(run.flaw for run in self._runs):  # the cycles would be no better, and without known noise the most
+            return self._given_up(f"no run of the burn-in counts, and the last was {self._last_flaw()}", AGAIN)
         return None
 
     def _choose(self) -> None:
@@ -117,8 +119,11 @@ class ChainRunner:
         if allowed is None or allowed >= least:
             return None
         why = f"{duration(step.max_s)} allow {allowed} cycles after the burn-in, and its session needs {least}"
+        return self._given_up(why, f"{AGAIN} with --max-minutes MORE")
+
+    def _given_up(self, why: str, mend: str) -> DgxlabError:
         self._tell("done", why)
-        return ConditionsError(f"{step.id} ({step.baseline.tool}): {why}", next=f"{AGAIN} with --max-minutes MORE")
+        return ConditionsError(f"{self._step.id} ({self._step.baseline.tool}): {why}", next=mend)
 
     def _alternate(self) -> DgxlabError | None:
         """Run the cycles; return an error if too few of them count."""

@@ -242,6 +242,20 @@ def test_a_stuck_clock_ends_the_job(world: World) -> None:
     assert world.places == ["u1"]
 
 
+def test_a_burn_in_of_which_no_run_counts_ends_the_chain(world: World) -> None:
+    """Its cycles would not count either; and without known noise they would be the most that a chain may have."""
+    error = world.chain({"burn-in": BUSY}, cycles=0, effect=0.05, claims=2)
+    assert type(error) is ConditionsError
+    assert error.message == f"chain:0 (llama-bench): no run of the burn-in counts, and the last was {SHARED.reason}"
+    assert world.places == [f"u{i}" for i in range(1, 17)]
+    assert [event.state for event in world.of(ChainEvent)] == ["burn-in"] * 16 + ["done"]
+
+
+def test_one_run_of_the_burn_in_that_counts_is_enough(world: World) -> None:
+    assert world.chain({"burn-in-9": Outcome(), "burn-in": BUSY}) is None
+    assert world.places == [f"u{i}" for i in range(1, 17)] + EVEN[4:]
+
+
 MORE = ("b5", "a5", "b6", "a6")
 
 
@@ -293,7 +307,7 @@ def test_a_chain_that_can_no_longer_count_stops(
 
 
 def test_the_error_names_one_flaw_of_the_last_cycle(world: World) -> None:
-    error = world.chain({"": Outcome(flags=(HOT,))})
+    error = world.chain({"baseline|candidate": Outcome(flags=(HOT,))})
     (last,) = error.details.splitlines()[-1:]
     assert last.count(HOT.reason) == 3
     assert error.message.endswith(last.partition("; ")[0])
