@@ -337,7 +337,8 @@ class ServeBench(Benchmark):
             axes = dict(setting)
             pp, tg = int(axes.pop("n_prompt")), int(axes.pop("n_gen"))
             fixed: dict[str, Param] = {**axes, "repetitions": self.repetitions, "args": " ".join(self.args)}
-            fixed |= {} if self.engine == PROGRAM else {"engine": self.engine, "command": " ".join(self.command)}
+            own = {} if self.rates else {"slots": "0 to B-1"}  # not those that the server would choose
+            fixed |= own if self.engine == PROGRAM else {"engine": self.engine, "command": " ".join(self.command)}
             several = {"requests": self.requests} if self.rates else {}
             cells = {}
             for much in asked:

@@ -192,22 +192,26 @@ class Api:
             raise Problem(f"the server has the model {about['model']}, not {path}")
         return about
 
-    def body(self, prompt: Sequence[int], n_gen: int, about: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the body of a request for exactly `n_gen` tokens, the likeliest, with nothing from a cache."""
+    def body(self, prompt: Sequence[int], n_gen: int, about: Mapping[str, Any], slot: int) -> dict[str, Any]:
+        """Return the body of a request for exactly `n_gen` tokens, the likeliest, with nothing from a cache.
+
+        A server that chooses slots by itself (-1) takes those not used for longest. Where these are not neighbours, it
+        decodes them in several batches, so that a wave could be slow only because of the waves before it.
+        """
         wanted = {"n_predict": n_gen, "ignore_eos": True, "cache_prompt": False, "temperature": 0.0, "stream": True}
-        return {"prompt": prompt, **wanted}
+        return {"prompt": prompt, "id_slot": slot, **wanted}
 
     def progress(self, event: Mapping[str, Any], count: int) -> tuple[int, dict[str, Any]]:
         """Return the number of tokens so far, given that before an event, and of the last event the stream's `end`.
 
-        That has the tokens of the prompt that were computed and those from a cache, why it ended, and the server's own
-        time since the first token, in ms.
+        That has the slot, the tokens of the prompt that were computed and those from a cache, why it ended, and the
+        server's own time since the first token, in ms.
         """
         total, timings = int(event["tokens_predicted"]), event.get("timings")
         if timings is None:
             return total, {}
         end = {"prompt": timings["prompt_n"], "cached": timings["cache_n"], "ms": timings["predicted_ms"]}
-        return total, {"stop": event.get("stop_type"), **end}
+        return total, {"slot": event["id_slot"], "stop": event.get("stop_type"), **end}
 
 
 class OpenAi(Api):
@@ -228,7 +232,7 @@ class OpenAi(Api):
             raise Problem(f"the server has the model {about['model']}, which its command does not name")
         return {**about, "n_vocab": COMMON_VOCAB}
 
-    def body(self, prompt: Sequence[int], n_gen: int, about: Mapping[str, Any]) -> dict[str, Any]:
+    def body(self, prompt: Sequence[int], n_gen: int, about: Mapping[str, Any], slot: int) -> dict[str, Any]:
         """Return the body of a request."""
         wanted = {"max_tokens": n_gen, "min_tokens": n_gen, "ignore_eos": True, "temperature": 0.0, "stream": True}
         usage = {"include_usage": True, "continuous_usage_stats": True}
@@ -307,8 +311,11 @@ def main(settings: str, *argv: str) -> None:
                 for number in range(asked["waves"]):
                     count, seed = asked.get("requests", load), f"{load} {number}"
                     due = arrivals(count, load, seed) if mode == "rate" else ()
-                    texts = prompts(count, asked["pp"], about["n_vocab"], seed)
-                    requests = [request(api.path, api.body(text, asked["tg"], about)) for text in texts]
+                    bodies = [
+                        api.body(text, asked["tg"], about, slot if mode == "pl" else -1)
+                        for slot, text in enumerate(prompts(count, asked["pp"], about["n_vocab"], seed))
+                    ]
+                    requests = [request(api.path, body) for body in bodies]
                     waves.append(loaded(Wave((LOOPBACK, port), requests, due), asked["stall_s"], api))
                     if not (whole := all(stream.get("end") for stream in waves[-1]["streams"])):
                         break

@@ -82,7 +82,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.path == "/completion":
             assert asked["cache_prompt"] is False
-            self.generate(number, len(asked["prompt"]), asked["n_predict"])
+            self.generate(number, asked)
         else:
             self.openai(asked)
 
@@ -99,7 +99,8 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"0\r\n\r\n")
         self.close_connection = True
 
-    def generate(self, number: int, n_prompt: int, n_gen: int) -> None:
+    def generate(self, number: int, asked: Any) -> None:
+        n_prompt, n_gen = len(asked["prompt"]), asked["n_predict"]
         waiting: list[bytes] = []
         total = n_gen - 9 if how == "end of text" else n_gen
         for n in range(1, total + 1):
@@ -115,6 +116,7 @@ class Handler(BaseHTTPRequestHandler):
         cached = 7 if how == "cached" else 0
         timings = {"cache_n": cached, "prompt_n": n_prompt - cached, "predicted_n": total, "predicted_ms": ms}
         end = {"stop": True, "stop_type": "eos" if total < n_gen else "limit", "tokens_predicted": total}
+        end["id_slot"] = asked["id_slot"]
         if how in ("leaves", "turns away"):  # before the client can know that this wave is over
             self.server.socket.shutdown(socket.SHUT_RDWR)
         self.events([*waiting, json.dumps({**end, "timings": timings}).encode()])

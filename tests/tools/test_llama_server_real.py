@@ -62,9 +62,10 @@ def test_every_stream_is_whole(drive: Drive, engine: str) -> None:
     assert [row["pl"] for row in rows] == [1, 4]
     for wave in (wave for row in rows for wave in row["waves"]):
         assert list(incomplete(wave["streams"], PP, TG)) == []
-        for stream in wave["streams"]:
+        for slot, stream in enumerate(wave["streams"]):
             assert min(stream["at_us"]) >= 0
             assert (stream["end"]["ms"] is None) == (engine == "vllm")
+            assert stream["end"].get("slot") == (slot if engine == "llama-server" else None)
 
 
 def test_requests_that_arrive_wait_for_a_slot(drive: Drive) -> None:

@@ -53,8 +53,9 @@ def test_every_token_has_a_time(how: str) -> None:
     assert about["server"].items() >= {"model": "m.gguf", "slots": 4, "n_ctx": 256, "n_vocab": 32000}.items()
     assert [(row["pl"], len(row["waves"])) for row in rows] == [(1, 2), (4, 2)]
     for wave in (wave for row in rows for wave in row["waves"]):
-        for stream in wave["streams"]:
-            assert (stream["status"], stream["end"]["stop"], sum(stream["tokens"])) == (200, "limit", 120)
+        for slot, stream in enumerate(wave["streams"]):
+            end = stream["end"]
+            assert (stream["status"], end["slot"], end["stop"], sum(stream["tokens"])) == (200, slot, "limit", 120)
             assert len(stream["at_us"]) == len(stream["tokens"])
             # 119 steps of 2 ms, less one for how late the first may be seen
             assert sum(stream["at_us"][1:]) > 118 * 2000 or sum(stream["at_us"]) > 120 * 2000
