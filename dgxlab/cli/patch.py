@@ -73,16 +73,18 @@ class _PinOptions:
         if self.pin or len(named) < 2:
             _, cache, at = self.fetch(out)
             return cache, {at: list(names or series.names(root))}
+        wanted = list(names or series.names(root))
         used = {(spec.pin[:12], name.partition(":")[0]) for spec in specs for name in spec.series}
-        used |= {(pin, name) for name in series.names(root) for pin in series.own_pins(root, name)}
-        if not names and (idle := sorted(set(series.names(root)) - {name for _, name in used})):
-            out.note(f"left out, as no spec names them: {', '.join(idle)}")
+        used |= {(pin, name) for name in wanted for pin in series.own_pins(root, name)}
+        pins = {at[:12]: at for at in named}
+        if idle := set(wanted) - {name for pin, name in used if pin in pins}:
+            how = f"checked on each of {len(named)} pins" if names else "left out"
+            out.note(f"{how}, as no spec names them: {', '.join(sorted(idle))}")
+        if names:
+            used |= {(pin, name) for pin in pins for name in idle}
         for at in named:
             cache = self._ensure(at, specs, out)
-        pins = {at[:12] for at in named}
-        anywhere = set(names) - {name for pin, name in used if pin in pins}
-        wanted = names or series.names(root)
-        return cache, {at: [each for each in wanted if (at[:12], each) in used or each in anywhere] for at in named}
+        return cache, {at: [each for each in wanted if (pin, each) in used] for pin, at in pins.items()}
 
     def _specs(self, out: Out) -> Sequence[Experiment]:
         return [] if self.pin and self.source else readable_experiments(out.note)
@@ -136,6 +138,9 @@ def check(
     out: Out,
 ) -> None:
     """Check that series are complete and apply to a pin exactly.
+
+    Without --pin, a series is checked on each pin that a spec applies it to or that it has patches of its own for; if
+    there is none and the series is named here, on each pin of the specs.
 
     Example: dgxlab patch check
     """
