@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dgxlab import model, stats
@@ -32,8 +33,14 @@ def describe(plan: Plan, expected: Mapping[str, float | None]) -> str:
     for arm in plan.arms:
         series = ", ".join(map(str, arm.source.series)) or "none"
         lines.append(f"arm {arm.name}: pin {arm.source.pin[:12]}, series {series}, tree {arm.source.tree[:12]}")
+    made: dict[tuple[str, str], str] = {}  # by what a step makes, the first that does: the host makes it once
     for step in plan.steps:
         head, *rest = _chain(step) if isinstance(step, ChainStep) else _step(step)
+        if isinstance(step, model.BuildStep | model.ModelStep):
+            tree = plan.arm(step.arm).source.tree if isinstance(step, model.BuildStep) else ""
+            first = made.setdefault((tree, model.canonical(replace(step, id="", arm=""))), step.id)
+            if first != step.id:
+                head, rest = f"[{step.id}] the same as {first}", []
         took = expected.get(step.id)
         lines += ["", head if not took else f"{head}; {duration(took)} the last time", *rest]
     single = sum(len(step.cells) for step in plan.steps if isinstance(step, RunStep))

@@ -210,6 +210,8 @@ def test_plan_shows_what_ab_would_do(two: Project) -> None:
         f"  order: burn-in of the baseline, then {order}",
     ]
     assert ran.out.splitlines()[-1].endswith("steps, 3 cells")
+    assert "\n[build:half] the same as build:stream\n\n" in ran.out  # the arms differ in the environment
+    assert ran.out.count("cmake --build") == 1
 
 
 def test_a_session_that_goes_on_shows_how_far_it_is(two: Project) -> None:
