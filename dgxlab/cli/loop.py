@@ -156,10 +156,14 @@ def export(
     """
     from dgxlab.judgement import tries
     from dgxlab.lab import loop
+    from dgxlab.report.tries import ended
+    from dgxlab.stats import Ended
 
     with workspace.lab() as lab:
         row = tries.find(tries.ledger(lab.store, of), number)
         patches = loop.export(lab, workspace.project or root(), name, row)
+    if (how := ended(row)) != Ended.PROMOTED.value:
+        out.note(f"try {row['number']} was not promoted (ended: {how})")
     out.result({"series": name, "patches": patches}, "\n".join(f"patches/{name}/{patch}" for patch in patches))
 
 

@@ -417,7 +417,8 @@ def test_the_ledger_is_shown_drawn_and_exported(loop: Loop, tmp_path: Path) -> N
     lines = loop.project.ok("tries", "show", told["try_id"][-6:]).out.splitlines()
     assert lines[1] == "because  it is faster"
     assert loop.project.run("tries", "show", "9", "--of", "stock").error == "no try is called '9'"
-    exported = loop.project.json("tries", "export", "2", "faster")
-    assert exported["patches"] == ["it-is-faster.patch"]
+    exported = loop.project.ok("tries", "export", "2", "faster")
+    assert (exported.out, "not promoted" in exported.err) == ("patches/faster/it-is-faster.patch\n", False)
+    assert "try 3 was not promoted (ended: screen)" in loop.project.ok("tries", "export", "3", "slower").err
     assert "+    return (i ? 9000000" in (loop.project.folder / "patches/faster/it-is-faster.patch").read_text()
     assert loop.project.ok("patch", "check", "faster", "--pin", loop.project.machine.pin).rc == 0
