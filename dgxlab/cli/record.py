@@ -80,7 +80,8 @@ def export(
 ) -> None:
     """Export measured rows, for other tools to read.
 
-    compare-llama-bench.py reads them as sqlite; as json those of servers are in llama-benchy's format.
+    compare-llama-bench.py reads them as sqlite; as json those of servers are in llama-benchy's format. `import` reads
+    them again as jsonl and as json, not as csv, sqlite or parquet.
 
     Example: dgxlab export runs.sqlite --tool llama-bench
     """
