@@ -59,7 +59,8 @@ _CONTENTION = {
 
 _RUN_QUEUE = (0.05, 0.10)
 """Limits (soft, hard) for the waiting time of a run, in seconds per second and thread. Two threads together waited up
-to 0.064 s per second alone on a machine, and 0.44 s and more beside a busy loop."""
+to 0.064 s per second alone on a machine, and 0.44 s and more beside a busy loop. A server and its client, which also
+wait for each other, waited up to 0.25 s alone on two processors: the flag is hard only if others used as much."""
 _OTHERS = 0.25
 """If the waiting time is unknown: other programs may use this many processors beyond those that the run left free."""
 _STEAL = (0.01, 0.05)
@@ -187,7 +188,8 @@ class Conditions:
         ran: dict[str, Any] = {"threads": threads, "processors": seen.processors}
         flags = []
         if waited is not None and waited >= _RUN_QUEUE[0] * threads:
-            hard = waited >= _RUN_QUEUE[1] * threads
+            by_others = waited if others is None else min(waited, others)
+            hard = by_others >= _RUN_QUEUE[1] * threads
             flags.append(flag(Code.RUN_QUEUE, hard=hard, **ran, waited=waited, others=others))
         if waited is None and others is not None and others >= max(_OTHERS, seen.processors - threads + _OTHERS):
             flags.append(flag(Code.OTHERS_CPU, hard=True, **ran, others=others))

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,22 @@ from tests.conftest import GOLDEN
 from tests.machines import BUSY, busy_processor
 
 STATE = {"boot_id": "b", "gpus": []}
+CHILD = ("sh", "-c", f"({BUSY[-1]}); exit")
+"""A busy program that another one started and waits for."""
+EIGHT = """
+import os, time
+for _ in range(3):
+    os.fork()
+end = time.monotonic() + 2
+while time.monotonic() < end:
+    pass
+while True:
+    try:
+        os.wait()
+    except ChildProcessError:
+        break
+"""
+"""Eight busy processes."""
 
 
 def captured(name: str) -> str:
@@ -85,12 +101,13 @@ def test_the_last_count_of_each_task(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     looks = [{"7": 1e8}, {"7": 2e8, "8": 5e8}, {"7": 3e8, "9": 1e8}, {"7": 4e8}, {"7": 4e8}]
     host = Counters(monkeypatch, {})
     watch = Watch()
+    monkeypatch.setattr(processors.os, "getpgid", lambda pid: pid)
     monkeypatch.setattr(watch, "_note", lambda task, path: Watch._note(watch, task, str(tmp_path / task)))
     pauses, known = [], []
     for tasks in looks:
         for task, ns in tasks.items():
             (tmp_path / task).write_text(f"1 {ns:.0f} 1\n")
-        monkeypatch.setattr(processors.os, "listdir", lambda path, tasks=tasks: list(tasks))
+        monkeypatch.setattr(processors.os, "listdir", {"/proc": ["7"], "/proc/7/task": [*tasks]}.__getitem__)
         pauses.append(watch.look(7))
         host.clock += 0.5
         known.append(watch.ended().run_queue)
@@ -114,20 +131,34 @@ def test_threads_are_those_that_the_tool_names() -> None:
         assert threads(silent) == len(os.sched_getaffinity(0))
 
 
-def test_a_busy_loop_beside_a_program(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("argv", "limit_s", "kind"), [(BUSY, 3.0, "run_queue"), (CHILD, 3.0, "run_queue"), (BUSY, 0.25, "others_cpu")]
+)
+def test_a_busy_loop_beside_a_program(tmp_path: Path, argv: Sequence[str], limit_s: float, kind: str) -> None:
     """Each wants the whole processor: a hard flag, by how long it waited, or of a short one by what others used."""
     streams = {"stdout": tmp_path / "out", "stderr": tmp_path / "err"}
-    for limit_s, kind in ((3.0, "run_queue"), (0.25, "others_cpu")):
-        with busy_processor():
-            watch = Watch()
-            ended = child.run(BUSY, env={}, **streams, limit_s=limit_s, look=watch.look)
-            seen = watch.ended()
-        conditions = Conditions((), STATE, STATE, {}, ended.seconds, seen, threads=1)
-        assert conditions.contended
-        assert kind in [flag.kind for flag in conditions.flags() if flag.hard]
-        assert seen.processors == 1
-        assert seen.others is not None
-        assert seen.others >= 0.25
+    with busy_processor():
+        watch = Watch()
+        ended = child.run(argv, env={}, **streams, limit_s=limit_s, look=watch.look)
+        seen = watch.ended()
+    conditions = Conditions((), STATE, STATE, {}, ended.seconds, seen, threads=1)
+    assert conditions.contended
+    assert kind in [flag.kind for flag in conditions.flags() if flag.hard]
+    assert seen.processors == 1
+    assert seen.others is not None
+    assert seen.others >= 0.25
+
+
+def test_processes_of_a_launch_that_wait_for_each_other(tmp_path: Path) -> None:
+    """Eight on one processor: they wait long, but others would have to use most of it for a hard flag."""
+    usable = os.sched_getaffinity(0)
+    watch = Watch((min(usable),))
+    argv, streams = (sys.executable, "-c", EIGHT), {"stdout": tmp_path / "out", "stderr": tmp_path / "err"}
+    ended = child.run(argv, env={}, **streams, limit_s=30, look=watch.look, processors=(min(usable),))
+    seen = watch.ended()
+    assert (ended.rc, seen.run_queue) == (0, pytest.approx(7.0, abs=2.0))
+    conditions = Conditions((), STATE, STATE, {}, ended.seconds, seen, threads=8)
+    assert [flag.hard for flag in conditions.flags() if flag.kind == "run_queue"] == [False]
 
 
 @pytest.fixture
