@@ -142,6 +142,13 @@ def changed_gate() -> Journal:
     return Journal(replace(plan, steps=tuple(steps))).built().gates().chain(STEP, A, FASTER).gates().end()
 
 
+def no_gate() -> Journal:
+    """Nothing says that the faster arm computes the same."""
+    plan = session_plan(JOB, STEP)
+    steps = [step for step in plan.steps if not (isinstance(step, GateStep) and step.arm == "patched")]
+    return Journal(replace(plan, steps=tuple(steps))).built().gate(arm="toy").chain(STEP, A, FASTER).gate(arm="toy").end()
+
+
 def unsettled() -> Journal:
     """The verdict is kept, with the reason."""
     late = {"device": "host", "kind": "unsettled", "hard": False, "reason": "the burn-in did not settle in 8 runs"}
@@ -212,6 +219,7 @@ SCENARIOS: dict[str, Callable[[], Journal]] = {
     "gate failed before": gate_before,
     "flaky gate": partial(gate_after, "flaky"),
     "gate changed by the command line": changed_gate,
+    "no gate": no_gate,
     "burn-in did not settle": unsettled,
     "screen faster": partial(screened, [floor(0.005)], 110.0),
     "screen slower": partial(screened, [floor(0.005)], 90.0),

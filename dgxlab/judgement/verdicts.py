@@ -303,7 +303,10 @@ def _held_back(evidence: _Evidence, case: _Case, verdict: Verdict) -> Iterator[s
 def _doubts(evidence: _Evidence, step: ChainStep) -> Iterator[str]:
     """Yield why the gates of a chain's arms, none of which failed, are not in order."""
     yield from (gate.sentence for gate in evidence.gates_of(step, "flaky"))
-    gates = (other.gate for other in evidence.plan.steps if isinstance(other, GateStep) and other.arm in step.arms)
+    steps = [other for other in evidence.plan.steps if isinstance(other, GateStep) and other.arm in step.arms]
+    if ungated := [arm for arm in step.arms if arm not in {other.arm for other in steps}]:
+        yield f"{' and '.join(ungated)} has no gate"
+    gates = (other.gate for other in steps)
     if changed := [gate for gate in gates if isinstance(gate, ParityGate) and gate.overridden]:
         yield f"--set changed what gate {changed[0].op} on {changed[0].backend} must reach"
     if not evidence.gated_after(step):
