@@ -146,7 +146,8 @@ def no_gate() -> Journal:
     """Nothing says that the faster arm computes the same."""
     plan = session_plan(JOB, STEP)
     steps = [step for step in plan.steps if not (isinstance(step, GateStep) and step.arm == "patched")]
-    return Journal(replace(plan, steps=tuple(steps))).built().gate(arm="toy").chain(STEP, A, FASTER).gate(arm="toy").end()
+    journal = Journal(replace(plan, steps=tuple(steps))).built().gate(arm="toy")
+    return journal.chain(STEP, A, FASTER).gate(arm="toy").end()
 
 
 def unsettled() -> Journal:
@@ -443,7 +444,7 @@ def test_the_word_for_a_session() -> None:
         ("UPDATE verdicts SET same_low = NULL, same_high = NULL", "has same_low None where its runs give 0.0"),
         ('UPDATE verdicts SET flaws = \'{"2":"drift"}\'', 'has flaws {"2":"drift"} where its runs give {}'),
         ("UPDATE verdicts SET noise_sigma = 0.001", "has noise_sigma 0.001 where its runs give None"),
-        ("UPDATE verdicts SET metric = 'flops'", "is none of its claims"),
+        ("UPDATE verdicts SET metric = 'flops'", "is of no planned comparison"),
         ("DELETE FROM verdicts", "is missing: the job is done"),
     ],
 )

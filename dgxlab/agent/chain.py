@@ -109,7 +109,7 @@ class ChainRunner:
         sigmas = [sigma_bound(values) for values in self._burn_in_values()]
         known = [sigma for sigma in sigmas if sigma is not None]
         finds = f", to find {percent(mde(max(known), cycles, step.claims))}" if len(known) == len(sigmas) else ""
-        capped = f": {duration(step.max_s)} allow no more, {needed} would find {percent(step.effect)}"
+        capped = f": {duration(step.max_s)} allow no more; {needed} are needed to find {percent(step.effect)}"
         self._tell("burn-in", f"{cycles} cycles{finds}{capped if cycles < needed else ''}")
 
     def _too_short(self) -> DgxlabError | None:

@@ -142,7 +142,7 @@ class Worker:
         program = Path(step.argv[0]).name
         if launched.ended.stopped:
             ended = launched.ended.reason(program, step.limit_s)
-            raise RemoteError(f"{ended}, asked which flags it knows", next=AGAIN)
+            raise RemoteError(f"{program} does not say which flags it knows: {ended}", next=AGAIN)
         known = set(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", launched.text() + launched.errors()))
         unknown = [flag for flag in step.flags if flag not in known]
         if unknown and (full := full_disk(self.bench.job.raw)):

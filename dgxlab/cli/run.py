@@ -41,7 +41,7 @@ _MaxMinutesOption = Annotated[
     Option(
         "--max-minutes",
         metavar="MINUTES",
-        help="Let the chains take so long at most, builds and gates left out: fewer cycles then, and a larger MDE.",
+        help="Longest time of the chains, without builds and gates: fewer cycles, which detect larger effects.",
     ),
 ]
 
@@ -162,7 +162,7 @@ def ab(  # noqa: PLR0913 - each is an option
     ),
     candidate: str | None = Argument(
         None,
-        help="What is to be judged, as a file or a name; the baseline's with a checkout.",
+        help="The experiment to judge, a file or a name; the baseline's spec if left out with --tree.",
         autocompletion=_complete.experiments,
     ),
     tree: list[Path] | None = Option(
@@ -221,7 +221,9 @@ def plan(
     ),
     tree: _TreeOption = None,
     allow: _AllowOption = None,
-    effect: str | None = Option(None, metavar="SHARE", help="Say instead what an A/B session would see; 2% or 0.02."),
+    effect: str | None = Option(
+        None, metavar="SHARE", help="Show instead which effects an A/B session for this one can detect; 2% or 0.02."
+    ),
     max_minutes: _MaxMinutesOption = None,
     *,
     options: _SpecOptions,

@@ -167,7 +167,9 @@ def _check_job(store: Store, job_id: str) -> Iterator[str]:
         if key not in written:
             yield f"{verdict} is missing: the job is {state}"
         elif key not in computed:
-            yield f"{verdict} is none of its claims" if state in ENDS else f"{verdict} was written while it runs"
+            yield (
+                f"{verdict} is of no planned comparison" if state in ENDS else f"{verdict} was written while it runs"
+            )
         elif differ := [
             f"{name} {written[key][name]} where its runs give {value}"
             for name, value in computed[key].items()

@@ -232,7 +232,7 @@ def _faults(evidence: _Evidence, step: ChainStep, chains: Sequence[Chain]) -> It
         return
     else:
         another = " and before another" if done >= planned else ""
-        yield f"the chain was cut after {done} of {planned} cycles{another}: nothing is glued across a gap"
+        yield f"the chain was cut after {done} of {planned} cycles{another}: runs before and after a gap are not joined"
     if slots[-1].flaw:
         yield f"{slots[-1].role} {slots[-1].cycle} {slots[-1].flaw}"
     yield evidence.ending
@@ -310,7 +310,7 @@ def _doubts(evidence: _Evidence, step: ChainStep) -> Iterator[str]:
     if changed := [gate for gate in gates if isinstance(gate, ParityGate) and gate.overridden]:
         yield f"--set changed what gate {changed[0].op} on {changed[0].backend} must reach"
     if not evidence.gated_after(step):
-        yield f"the gates after the chains were not asked, {evidence.ending}"
+        yield f"the gates after the chains did not run, {evidence.ending}"
 
 
 def _clock_says(case: _Case, verdict: Verdict) -> Iterator[str]:

@@ -83,7 +83,7 @@ class Code(Enum):
     LEFT_RUNNING = _Computed(left_running)
     RUN_QUEUE = _Computed(
         lambda threads, processors, waited, others=None: (
-            f"its {_ran(threads, processors)} waited {waited:.2f} s a second for their turn"
+            f"its {_ran(threads, processors)} waited {waited:.2f} s per second for a processor"
             f"{'' if others is None else f'; others used {others:.2f} processors'}"
         )
     )
@@ -129,7 +129,7 @@ class Code(Enum):
     OTHER_TEXT = "the text is another one than in {where}: md5 {md5}, there {other}"
     ARM_NOT_ENGAGED = f"{_NOT_ENGAGED}: {{marker!r}} is not on the stderr of {{where}}"
     BOTH_ENGAGED = "the path under test ran on both sides: {marker!r} is on the stderr of {where} too"
-    KLD_TOO_SMALL = "the KLD in {where} prints as {kld:.6f}: too small to compare with, a wider model has more"
+    KLD_TOO_SMALL = "the KLD in {where} prints as {kld:.6f}: too small to divide by; a larger n_embd has more"
     KLD_RATIO = _Computed(
         lambda where, kld, other, limit: (
             f"the KLD is {kld / other:.3g} times that in {where} ({kld:.6f} and {other:.6f}),"

@@ -21,12 +21,12 @@ class VerdictCode(Enum):
     """Reasons that follow from the values; a code's value is its sentence, with parameters in braces."""
 
     # of a chain
-    CUT = "cut after {done} of {planned} cycles: nothing is glued across a gap"
+    CUT = "cut after {done} of {planned} cycles: runs before and after a gap are not joined"
     UNPAIRED = "{baselines} baselines and {candidates} candidates: k candidates need k + 1 baselines"
     TOO_LONG = "{done} cycles where {planned} were planned: at most {extra} may follow"
     NO_CANDIDATES = "no candidates"
     DIRECTION = "better is 'higher' or 'lower', not {better!r}"
-    DRIFT_LIMIT = "a drift limit of {limit} is none"
+    DRIFT_LIMIT = "the drift limit {limit} is no number above 0"
     NO_CYCLE = "there is no cycle {cycle} in a chain of {done}"
     NO_VALUE = "{arm}[{index}] is {value!r:.40}: a measurement is a finite number above 0"
     TOO_FEW = "{valid} of {done} cycles are valid, at least {needed} must be"

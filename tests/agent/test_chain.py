@@ -392,7 +392,7 @@ def test_a_limit_of_time_makes_a_chain_shorter(world: World) -> None:
     assert world.chain(**BY_EFFECT, max_s=27.5) is None
     assert len(world.places) == 8 + 2 * 9 + 1
     (note,) = (event.note for event in world.of(ChainEvent) if event.note)
-    assert re.match(r"9 cycles, .*: 27\.5 s .*, 14 would find 5 %$", note)
+    assert re.match(r"9 cycles, .*: 27\.5 s .*; 14 are needed to find 5 %$", note)
 
 
 @pytest.mark.parametrize("max_s", [18.5, 5.0])
