@@ -23,7 +23,7 @@ from dgxlab import __version__
 from dgxlab.errors import AGAIN, UsageError, access, command, needs
 from dgxlab.model import digest
 from dgxlab.report.imports import find_import
-from dgxlab.store import UNCOUNTED, Store
+from dgxlab.store import FLAWED, UNCOUNTED, Store
 from dgxlab.tools import EXPORTED, TOOLS, clients, llama_server
 from dgxlab.tools.reading import ORIGIN, decoded
 
@@ -37,7 +37,7 @@ ROWS = f"""
     FROM rows JOIN runs USING (run_id) JOIN arms USING (job_id, arm)
     LEFT JOIN chain_runs USING (run_id)
     WHERE runs.status = 'valid' AND runs.tool = :tool AND coalesce(role, '') <> 'burn-in'
-    AND runs.job_id NOT IN ({UNCOUNTED})
+    AND runs.job_id NOT IN ({UNCOUNTED}) AND run_id NOT IN ({FLAWED})
     AND (:job IS NULL OR runs.job_id = :job)
     AND (:name IS NULL OR runs.job_id IN (SELECT job_id FROM jobs WHERE jobs.name = :name))
     AND EXISTS (SELECT 1 FROM samples AS s
@@ -60,8 +60,8 @@ class Exported:
 def collect(store: Store, tool: str, *, job: str | None = None, name: str | None = None) -> Exported:
     """Return the rows of a tool's valid runs, oldest first.
 
-    Left out are runs of a burn-in, of rejected jobs, and of sessions of two arms that have not ended. With `job`, only
-    rows of the job with this id; with `name`, only rows of jobs of this name.
+    Left out are runs of a burn-in, of rejected jobs, of sessions of two arms that have not ended, and those that a hard
+    event disturbed. With `job`, only rows of the job with this id; with `name`, only rows of jobs of this name.
     """
     bench = EXPORTED[tool]
     measured = store.rows(ROWS, {"tool": bench.name, "job": job, "name": name})

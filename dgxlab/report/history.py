@@ -20,7 +20,7 @@ from dgxlab.model import BURN_IN, SeriesRef
 from dgxlab.report.ask import Query, has_words, job_of_arm
 from dgxlab.report.records import Column, Number, Page, Provenance, Row, Table, Value, grouped
 from dgxlab.report.tables import env_text
-from dgxlab.store import UNCOUNTED, alias
+from dgxlab.store import FLAWED, UNCOUNTED, alias
 from dgxlab.tools import BENCHES
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ RUNS = f"""SELECT m.job_id, m.arm, m.build_id, m.host, m.tool, m.cell, m.label, 
            LEFT JOIN inputs ON (inputs.job_id, inputs.model_id) = (m.job_id, m.model_id)
            WHERE m.cell IN (SELECT value FROM json_each(:cells)) AND m.status = 'valid'
            AND coalesce(m.role, '') <> '{BURN_IN}' AND m.job_id NOT IN ({UNCOUNTED})
+           AND m.run_id NOT IN ({FLAWED})
            AND :host IN ('', m.host) AND :model IN ('', coalesce(inputs.name, ''))
            AND (:names = '[]' OR m.arm IN (SELECT value FROM json_each(:names)))
            ORDER BY m.at, m.run_id"""  # noqa: S608 - our own
@@ -63,7 +64,8 @@ class Change:
 def history(store: Store, wanted: Query) -> Page:
     """Return the tables of the cells that match a query's patterns, one for each history.
 
-    Trees with changes that were not committed are left out. If any history has several sessions, those with one are.
+    Trees with changes that were not committed, and runs that a hard event disturbed, are left out. If any history has
+    several sessions, those with one are.
 
     Raises:
         UsageError: if no cell matches, none was measured, or ruptures is missing.

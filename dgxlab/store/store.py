@@ -26,6 +26,8 @@ UNCOUNTED = f"""SELECT job_id FROM jobs WHERE kind IN {SESSIONS} AND state IN ('
 JOBS = """SELECT jobs.*, coalesce(reason, '') AS rejected, (SELECT json_group_array(note) FROM notes
                  WHERE notes.job_id = jobs.job_id) AS notes
           FROM jobs LEFT JOIN rejections USING (job_id)"""
+FLAWED = "SELECT run_id FROM flags WHERE hard"
+"""The runs that a hard event disturbed: tables mark them, and what has no room for a mark leaves them out."""
 FRESH_S = 86400.0  # a younger copy is recent enough
 
 Wanted = tuple[str, str, str]  # a cell on a model in an environment: Cell.key, model_id ("" for none), env_digest

@@ -18,7 +18,7 @@ from dgxlab.model import to_json
 from dgxlab.store import Store
 from dgxlab.tools import EXPORTED
 from dgxlab.tools.llama_bench import MEASURED
-from tests.journals import PIN, source
+from tests.journals import PIN, THROTTLED, source
 from tests.report.test_serving import record
 from tests.report.worlds import CYCLES, GOLDEN, Session, capture, fails, h200, places, session_of_two
 
@@ -93,6 +93,10 @@ def test_only_what_counts_is_handed_on(empty: Store) -> None:
     session.gates(after=True).end()
     rows = collect(empty, "llama-bench").rows
     assert sorted(row["arm"] for row in rows if row["n_gen"]) == ["h200"] * (CYCLES + 1) + ["w4a16"] * CYCLES
+    empty.put("flags", {"run_id": rows[0]["run_id"], **THROTTLED})
+    assert {row["run_id"] for row in rows} - {row["run_id"] for row in collect(empty, "llama-bench").rows} == {
+        rows[0]["run_id"]
+    }
 
 
 # -- imported rows ----------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from dgxlab.report.history import ALPHA, LEAST, change_points
 from dgxlab.report.records import Page, Table
 from dgxlab.store import Store
 from tests.conftest import PROJECT
-from tests.journals import source
+from tests.journals import THROTTLED, source
 from tests.report.worlds import Session, h200, numbers, session_of_two, whole
 
 NOISE = (0.0, 0.6, -0.4, 0.3, -0.7, 0.5)
@@ -105,6 +105,9 @@ def test_chains_count_once_a_session_and_what_does_not_count_is_not_there(store:
         ("20261121-103000-h200-vs-w4a16-b", 10, "runs"),
     ]
     assert table.rows[1]["value"].middle == 104.5
+    baselines = "SELECT run_id FROM measurements WHERE role = 'baseline' AND label LIKE 'pp512%'"
+    store.put("flags", {**store.rows(baselines)[0], **THROTTLED})
+    assert only(of(store, experiment="h200")).rows[1]["value"].n == 9
     store.put("rejections", {"job_id": "20261121-103000-h200-vs-w4a16-b", "reason": "a trial", "at": 0.0})
     assert len(only(of(store, experiment="h200")).rows) == 1
 
