@@ -58,8 +58,8 @@ _CONTENTION = {
 """By name in the telemetry: a field of Contention, the unit, and the factor to that unit."""
 
 _RUN_QUEUE = (0.05, 0.10)
-"""Limits (soft, hard) for the waiting time of a run, in seconds per second and thread. Two threads together waited up
-to 0.064 s per second alone on a machine, and 0.44 s and more beside a busy loop. A server and its client, which also
+"""Limits (soft, hard) for the waiting time of a run, in seconds per second and busy thread. Two threads together waited
+up to 0.064 s per second alone on a machine, and 0.44 s and more beside a busy loop. A server and its client, which also
 wait for each other, waited up to 0.25 s alone on two processors: the flag is hard only if others used as much."""
 _OTHERS = 0.25
 """If the waiting time is unknown: other programs may use this many processors beyond those that the run left free."""
@@ -186,10 +186,11 @@ class Conditions:
         seen, threads = self.contention, self.threads
         waited, others, steal = seen.run_queue, seen.others, seen.steal
         ran: dict[str, Any] = {"threads": threads, "processors": seen.processors}
+        busy = min(threads, max(1.0, seen.busy or threads))  # a program on a GPU keeps one of its threads busy
         flags = []
-        if waited is not None and waited >= _RUN_QUEUE[0] * threads:
+        if waited is not None and waited >= _RUN_QUEUE[0] * busy:
             by_others = waited if others is None else min(waited, others)
-            hard = by_others >= _RUN_QUEUE[1] * threads
+            hard = by_others >= _RUN_QUEUE[1] * busy
             flags.append(flag(Code.RUN_QUEUE, hard=hard, **ran, waited=waited, others=others))
         if waited is None and others is not None and others >= max(_OTHERS, seen.processors - threads + _OTHERS):
             flags.append(flag(Code.OTHERS_CPU, hard=True, **ran, others=others))

@@ -62,6 +62,8 @@ class Contention:
     """Share of the processors' time that the hypervisor gave to other virtual machines."""
     psi: float | None = None
     """Share of the time in which any task on the host waited for a processor."""
+    busy: float | None = None
+    """How many tasks of the launch ran or waited, on average: the others slept."""
 
 
 class Watch:
@@ -72,7 +74,7 @@ class Watch:
 
     def __init__(self, processors: Sequence[int] = ()) -> None:
         self._usable = set(processors) or os.sched_getaffinity(0)
-        self._waited: dict[str, int] = {}
+        self._tasks: dict[str, tuple[int, int]] = {}
         self._looks = 0
         self._before = self._now()
         self._began = time.monotonic()
@@ -92,19 +94,22 @@ class Watch:
 
     def _note(self, task: str, path: str) -> None:
         with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
-            if (waited := parse_wait(file.read(64))) is not None:
-                self._waited[task] = waited
+            if times := parse_times(file.read(64)):
+                self._tasks[task] = times
 
     def ended(self) -> Contention:
         """Return the contention of the launch, which must have ended."""
         seconds, count = time.monotonic() - self._began, len(self._usable)
-        waited = sum(self._waited.values()) / 1e9 / seconds if self._waited and self._looks >= LOOKS else None
+        waited = busy = None
+        if self._tasks and self._looks >= LOOKS:
+            ran, waited = (sum(ns) / 1e9 / seconds for ns in zip(*self._tasks.values(), strict=True))
+            busy = ran + waited
         now = self._now()
         if seconds < SHORTEST_S:
-            return Contention(count, waited)
+            return Contention(count, waited, busy=busy)
         grown = {name: max(0.0, now[name] - since) / seconds for name, since in self._before.items() if name in now}
         steal = grown["steal"] / count if "steal" in grown else None
-        return Contention(count, waited, grown.get("others"), steal, grown.get("psi"))
+        return Contention(count, waited, grown.get("others"), steal, grown.get("psi"), busy)
 
     def _now(self) -> dict[str, float]:
         """Return the counters of Contention that this host has, in seconds."""
@@ -115,11 +120,11 @@ class Watch:
         return {**counters, **parse_pressure(read("/proc/pressure/cpu"))}
 
 
-def parse_wait(schedstat: bytes) -> int | None:
-    """Return a task's waiting time in ns, given its /proc/.../schedstat; None if the kernel does not count it."""
+def parse_times(schedstat: bytes) -> tuple[int, int] | None:
+    """Return how long a task ran and waited, in ns, given its /proc/.../schedstat; None if the kernel does not say."""
     words = schedstat.split()
     known = len(words) == 3 and all(word.isdigit() for word in words) and any(map(int, words))
-    return int(words[1]) if known else None
+    return (int(words[0]), int(words[1])) if known else None
 
 
 def parse_stat(text: str, usable: set[int], ticks: int) -> dict[str, float]:

@@ -11,7 +11,7 @@ import pytest
 from dgxlab.agent import child, processors
 from dgxlab.agent.conditions import Conditions
 from dgxlab.agent.measure import threads
-from dgxlab.agent.processors import Contention, Watch, parse_pressure, parse_stat, parse_wait, pinned
+from dgxlab.agent.processors import Contention, Watch, parse_pressure, parse_stat, parse_times, pinned
 from dgxlab.model import CellResult
 from dgxlab.tools.rows import Parsed
 from tests.conftest import GOLDEN
@@ -43,15 +43,15 @@ def captured(name: str) -> str:
 def test_captured_counters() -> None:
     assert parse_stat(captured("stat-before"), {0, 1}, 100) == pytest.approx({"others": 1025.69, "steal": 4.97})
     assert parse_stat(captured("stat-after"), {1}, 100) == pytest.approx({"others": 593.55, "steal": 2.38})
-    assert parse_wait(captured("schedstat").encode()) == 1509978968
-    assert parse_wait(b"731871 0 1\n") == 0
+    assert parse_times(captured("schedstat").encode()) == (499684605, 1509978968)
+    assert parse_times(b"731871 0 1\n") == (731871, 0)
     assert parse_pressure(captured("pressure-before")) == {"psi": 145.60248}
 
 
 def test_counters_that_a_host_does_not_have_are_unknown() -> None:
     for text in ("", "cpu  1 2 3 4 5 6 7 8 0 0\n", "cpu0 1 2 3 4 5 6 7 8 0 0\ncpu1 1 2 3\n"):
         assert parse_stat(text, {0, 1}, 100) == parse_pressure(text) == {}
-    assert [parse_wait(text) for text in (b"", b"0 0 0\n", b"1 2", b"1 x 3", b"1 -2 3")] == [None] * 5
+    assert [parse_times(text) for text in (b"", b"0 0 0\n", b"1 2", b"1 x 3", b"1 -2 3")] == [None] * 5
 
 
 class Counters:
@@ -132,16 +132,27 @@ def test_threads_are_those_that_the_tool_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "limit_s", "kind"), [(BUSY, 3.0, "run_queue"), (CHILD, 3.0, "run_queue"), (BUSY, 0.25, "others_cpu")]
+    ("argv", "most", "limit_s", "kind"),
+    [
+        (BUSY, 1, 3.0, "run_queue"),
+        (CHILD, 1, 3.0, "run_queue"),
+        (BUSY, 16, 3.0, "run_queue"),
+        (BUSY, 1, 0.25, "others_cpu"),
+    ],
 )
-def test_a_busy_loop_beside_a_program(tmp_path: Path, argv: Sequence[str], limit_s: float, kind: str) -> None:
-    """Each wants the whole processor: a hard flag, by how long it waited, or of a short one by what others used."""
+def test_a_busy_loop_beside_a_program(
+    tmp_path: Path, argv: Sequence[str], most: int, limit_s: float, kind: str
+) -> None:
+    """Each wants the whole processor: a hard flag, by how long it waited, or of a short one by what others used.
+
+    All but one of 16 threads may sleep.
+    """
     streams = {"stdout": tmp_path / "out", "stderr": tmp_path / "err"}
     with busy_processor():
         watch = Watch()
         ended = child.run(argv, env={}, **streams, limit_s=limit_s, look=watch.look)
         seen = watch.ended()
-    conditions = Conditions((), STATE, STATE, {}, ended.seconds, seen, threads=1)
+    conditions = Conditions((), STATE, STATE, {}, ended.seconds, seen, most)
     assert conditions.contended
     assert kind in [flag.kind for flag in conditions.flags() if flag.hard]
     assert seen.processors == 1
