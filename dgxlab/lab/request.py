@@ -96,8 +96,18 @@ def _side(cache: PinCache, experiment: Experiment, tree: Path | Source | None, w
     what = f"{tree}, " if isinstance(tree, Path) else ""
     changed = f"{series.changed_lines(diff)} changed lines since pin {source.pin[:12]}"
     noted(watch)(f"{name} is {what}tree {source.tree[:12]}: {changed}")
-    named = replace(experiment, name=name, hypothesis="", series=())
+    kernels = _copies(cache, experiment, source)
+    named = replace(experiment, name=name, hypothesis="", series=(), kernels=kernels)
     return Side(named, source, diff)
+
+
+def _copies(cache: PinCache, experiment: Experiment, source: Source) -> dict[str, str]:
+    """Return the files of kernels/ that the experiment's series copy into a tree, as that tree has them."""
+    own = [series.read(Path(experiment.root), name, experiment.pin) for name in experiment.series]
+    overlays = {overlay.dest: overlay.source for each in own for overlay in each.overlays}
+    present = cache.git.run("ls-tree", "-r", "--name-only", source.tree, "--", *overlays) if overlays else ""
+    blobs = {dest: cache.git.read("cat-file", "blob", f"{source.tree}:{dest}") for dest in present.splitlines()}
+    return {overlays[dest].removeprefix("kernels/"): blob.decode(errors="replace") for dest, blob in blobs.items()}
 
 
 def source_of(cache: PinCache, experiment: Experiment, tree: Path | Source | None, watch: Watch) -> Source:

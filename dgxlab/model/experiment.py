@@ -264,11 +264,13 @@ class Experiment:
     bench: tuple[Bench, ...] = ()
     session: Session = field(default_factory=Session)
     holdout: tuple[Bench, ...] = field(default=(), metadata=LATER)
+    kernels: Mapping[str, str] = field(default_factory=dict)
+    """Texts of a checkout's copies of files of kernels/, by path below it, which its gates compile in their place."""
 
     @property
     def spec(self) -> dict[str, Any]:
-        """The experiment as JSON, without the paths of the spec file and the project."""
-        return {k: v for k, v in to_json(self).items() if k not in ("path", "root")}
+        """The experiment as JSON, without the paths of the spec file and the project, and a checkout's texts."""
+        return {k: v for k, v in to_json(self).items() if k not in ("path", "root", "kernels")}
 
     @property
     def digest(self) -> str:

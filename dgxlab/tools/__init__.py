@@ -111,7 +111,10 @@ def gate_step(step: str, arm: str, gate: LaunchedGate, experiment: Experiment) -
     if isinstance(gate, ParityGate):
         command = model.CheckCommand(model.ARM, parity.command(gate), {**experiment.env, **gate.env})
         return GateStep(step, arm, gate, (command,), limit_s=gate.limit_s)
-    return GateStep(step, arm, gate, limit_s=gate.limit_s, **gate.step(experiment.env, experiment.root))
+    asked = gate.step(experiment.env, experiment.root)
+    if isinstance(gate, HarnessGate):
+        asked["files"] = {path: experiment.kernels.get(path, text) for path, text in asked["files"].items()}
+    return GateStep(step, arm, gate, limit_s=gate.limit_s, **asked)
 
 
 def judge_check(gate: Check, readings: model.Readings) -> tuple[Reason, ...]:

@@ -203,6 +203,25 @@ def test_a_kernels_own_tests_are_compiled_and_run_on_the_host(kernel_lab: ToyLab
     assert len(kinds(kernel_lab.run(gated(kernel_lab, gate))[1], "gate")) == 1
 
 
+def test_the_gate_of_a_checkout_compiles_what_that_has_of_the_kernel(kernel_lab: ToyLab, tmp_path: Path) -> None:
+    checkout, copy = tmp_path / "checkout", Path("ggml", "first.h")
+    toy.git(tmp_path, "clone", "-q", str(kernel_lab.repository), str(checkout))
+    (kernel_lab.folder / "patches" / "over").mkdir(parents=True)
+    (kernel_lab.folder / "patches" / "over" / "series").write_text(f"overlay kernels/toy/first.h {copy}\n")
+    experiment = gated(kernel_lab, HarnessGate("toy"), series=("over",))
+    digests = []
+    for text in ("#define FIRST_RUNG 2\n", "#define FIRST_RUNG 0\n"):
+        (checkout / copy).parent.mkdir(exist_ok=True)
+        (checkout / copy).write_text(text)
+        _, events = kernel_lab.run(experiment, tree=checkout)
+        (event,) = kinds(events, "gate")
+        digests.append(event["inputs"]["kernels/toy"])
+        assert (event["status"], len(event["readings"]["arm"]["failed"])) == (
+            ("passed", 0) if "2" in text else ("failed", 1)
+        )
+    assert digests[0] != digests[1]
+
+
 def test_another_target_of_a_kernel_runs_other_tests(kernel_lab: ToyLab) -> None:
     """As the operators of a library that needs torch: a gate of their own, beside the kernel's."""
     gates = gated(kernel_lab, HarnessGate("toy", tests=2), HarnessGate("toy", target="operators", tests=1))
