@@ -22,22 +22,20 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 2.0
 """First and longest pause between looks while waiting; they grow, because every look disturbs measurements."""
 
 
-def _uses_cuda(plan: Plan) -> bool:
-    return any("CUDA" in gpu_backends(arm.cmake) for arm in plan.arms)
-
-
 def devices(plan: Plan, gpus: Sequence[_Gpu]) -> tuple[str, ...]:
     """Return the devices that a plan must lock: (CPU,), or uuids of GPUs, sorted, so that two jobs cannot deadlock.
 
-    These are all GPUs of the host, `gpus`, unless every gate and run has an unambiguous CUDA_VISIBLE_DEVICES; () if the
-    plan needs a GPU and none has a uuid.
+    These are all GPUs of the host, `gpus`, unless every gate and run has an unambiguous CUDA_VISIBLE_DEVICES, which
+    only CUDA reads; () if CUDA is built and no GPU has a uuid. Other backends may use a GPU that nvidia-smi does not
+    list: without one that it lists, they lock the processor.
     """
-    if not _uses_cuda(plan):
-        return (CPU,)
+    built = {name for arm in plan.arms for name in gpu_backends(arm.cmake)}
     every = [gpu for gpu in gpus if gpu["uuid"]]
+    if not built or ("CUDA" not in built and not every):
+        return (CPU,)
     envs = [command.env for step in plan.steps if isinstance(step, GateStep) for command in step.commands]
     envs += [run.env for run in plan.runs]
-    seen = [_visible({**base_env(), **env}, every) for env in envs]
+    seen = [_visible({**base_env(), **env}, every) for env in envs if built == {"CUDA"}]
     return tuple(sorted({gpu["uuid"] for gpus in seen for gpu in gpus} or {gpu["uuid"] for gpu in every}))
 
 
@@ -84,7 +82,7 @@ class DeviceLease:
         self._plan, self._own, self._on_change = plan, own, on_change
         self._owner = Signature(plan.job_id, user())
         self._locks = [BenchLock(device) for device in self.devices]
-        self._others = {gpu["uuid"] for gpu in gpus} - set(self.devices) if _uses_cuda(plan) else None
+        self._others = {gpu["uuid"] for gpu in gpus} - set(self.devices) if self.devices != (CPU,) else None
         path = settings().lock
         self._file = OwnerFile(path, self._owner) if path else None
         self._unwatched_noted = False

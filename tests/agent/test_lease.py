@@ -22,10 +22,10 @@ MIXED = [{**gpu, "name": f"NVIDIA {gpu['index']}"} for gpu in H200]
 ALL = ("GPU-00-9", "GPU-11-8", "GPU-22-7")
 
 
-def plan(*envs: Mapping[str, str], cuda: str = "ON") -> Plan:
+def plan(*envs: Mapping[str, str], **cmake: str) -> Plan:
     gates = [GateStep("g", "a", ParityGate("MUL_MAT", "CUDA0"), (CheckCommand(ARM, (), env),)) for env in envs]
     runs = [RunStep("r", "a", "llama-bench", (), env, ()) for env in envs]
-    return Plan("J", "n", "e", (Arm("a", source(), {"GGML_CUDA": cuda}),), (*gates, *runs))
+    return Plan("J", "n", "e", (Arm("a", source(), {"GGML_CUDA": "ON", **cmake}),), (*gates, *runs))
 
 
 def visible(value: str, order: str = "") -> dict[str, str]:
@@ -33,10 +33,20 @@ def visible(value: str, order: str = "") -> dict[str, str]:
 
 
 def test_processor_unknown_gpus_and_the_order_of_locks() -> None:
-    assert devices(plan({}, cuda="OFF"), H200) == ("cpu",)
+    assert devices(plan({}, GGML_CUDA="OFF"), H200) == ("cpu",)
     assert devices(plan({}), []) == ()
     assert devices(plan({}), [{"index": "0", "uuid": None, "name": "NVIDIA GB10"}]) == ()
     assert devices(plan({}), H200) == devices(plan({}), H200[::-1]) == ALL
+
+
+@pytest.mark.parametrize("backend", ["GGML_VULKAN", "GGML_HIP", "GGML_SYCL"])
+def test_other_backends_of_gpus(backend: str) -> None:
+    """They read no CUDA_VISIBLE_DEVICES, and a machine may have a GPU for them that nvidia-smi does not list."""
+    built = {"GGML_CUDA": "OFF", backend: "ON"}
+    assert devices(plan(visible("1"), **built), H200) == ALL
+    assert devices(plan(visible("1"), **{backend: "ON"}), H200) == ALL
+    assert devices(plan({}, **built), []) == ("cpu",)
+    assert devices(plan({}, **{backend: "ON"}), []) == ()
 
 
 @pytest.mark.parametrize(
@@ -134,7 +144,7 @@ def test_who_waits_keeps_only_what_comes_before(here: Path, told: list[tuple[str
 
 def test_missing_folder_is_said_once(here: Path, told: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DGXLAB_HOST", json.dumps({"lock": str(here / "gone" / "owner")}))
-    mine = lease(plan({}, cuda="OFF"), told)
+    mine = lease(plan({}, GGML_CUDA="OFF"), told)
     mine.hold()
     mine.hold()
     mine.release()
@@ -147,4 +157,6 @@ def test_a_look_that_failed_is_not_an_idle_gpu(told: list[tuple[str, str]]) -> N
     assert mine.disturbance(([], [])) is None
     assert mine.disturbance(([], None)) == reason(Code.UNWATCHED)
     assert mine.disturbance(([stranger], [])) == reason(Code.STRANGER, processes=phrase([stranger]))
-    assert lease(plan({}, cuda="OFF"), told).disturbance((None, [stranger])) is None
+    assert lease(plan({}, GGML_CUDA="OFF"), told).disturbance((None, [stranger])) is None
+    vulkan = lease(plan({}, GGML_CUDA="OFF", GGML_VULKAN="ON"), told)
+    assert vulkan.disturbance(([stranger], [])) == mine.disturbance(([stranger], []))

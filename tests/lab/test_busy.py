@@ -27,6 +27,7 @@ case "$1" in
 esac
 """
 CUDA = {"GGML_CUDA": "ON"}
+VULKAN = {"GGML_VULKAN": "ON"}
 
 
 @dataclass
@@ -106,7 +107,8 @@ def order(events: list[Event]) -> list[str]:
     return [event.get("state", event["event"]) for event in undisturbed(events) if event["event"] in shown]
 
 
-def test_every_gpu_is_locked_for_measuring_alone(lab: ToyLab, gpus: Gpus) -> None:
+@pytest.mark.parametrize("cmake", [CUDA, VULKAN])
+def test_every_gpu_is_locked_for_measuring_alone(lab: ToyLab, gpus: Gpus, cmake: dict[str, str]) -> None:
     seen: list[set[int]] = []
 
     def react(event: Event) -> None:
@@ -115,11 +117,11 @@ def test_every_gpu_is_locked_for_measuring_alone(lab: ToyLab, gpus: Gpus) -> Non
             lab.release()
 
     held = [gpus.lock(0), gpus.lock(1)]
-    _, events = lab.fail(HostBusy, cuda(lab), wait_s=0)
+    _, events = lab.fail(HostBusy, cuda(lab, cmake=cmake), wait_s=0)
     assert order(events) == ["build"]
     for lock in held:
         lock.release()
-    _, events = lab.run_well(cuda(lab, bench=lab.slow().bench), react=react)
+    _, events = lab.run_well(cuda(lab, cmake=cmake, bench=lab.slow().bench), react=react)
     assert seen[0] == {0, 1}
     assert order(events) == ["build", "held", "held", "gate", "run", "run", "released", "released"]
     assert [event["path"].rpartition("dgxlab-")[2] for event in locks(events, "held")] == list(gpus.uuids)
