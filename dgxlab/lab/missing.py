@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,9 +12,9 @@ from dgxlab import judgement, model, plan, tools
 from dgxlab.chains import comparisons
 from dgxlab.errors import ConditionsError, UsageError, edit
 from dgxlab.lab import Side, Watch, cluster
-from dgxlab.lab.outlook import noise_command
+from dgxlab.lab.outlook import device_on, noise_command
 from dgxlab.lab.request import Request, sourced
-from dgxlab.model import ChainStep, Check, Device, Experiment, GateStep, ParityGate, Plan, digest
+from dgxlab.model import PROTOCOL, ChainStep, Check, Device, Experiment, GateStep, ParityGate, Plan, digest
 from dgxlab.source import PinCache
 from dgxlab.store import Store, gate_digest
 from dgxlab.transport.host import Host, Probe
@@ -85,6 +85,28 @@ def _asks(job: Plan) -> tuple[object, ...]:
     return job.arms, [
         (chain.baseline.model, chain.baseline.env, [cell.key for cell in chain.baseline.cells]) for chain in job.chains
     ]
+
+
+def answered(store: Store, cache: PinCache, request: Request, watch: Watch, besides: Collection[str] = ()) -> str:
+    """Return the oldest session that has answered a request, on the device that the host last had; "" for none.
+
+    It compared the same and ended well, and is none of `besides` and not rejected. The host is not contacted. Raises as
+    `sourced`.
+    """
+    request, sides = sourced(cache, request, watch)
+    asked = everything(request, sides, request.name)
+    device = device_on(store, request.experiment.host, asked)
+    rows = store.rows(
+        """SELECT job_id FROM jobs WHERE (host, kind, experiment, protocol, exit_code) = (?, ?, ?, ?, 0)
+           ORDER BY intent_at""",
+        (request.experiment.host, request.kind, request.experiment.digest, PROTOCOL),
+    )
+    for job in (store.job(row["job_id"]) for row in rows if row["job_id"] not in besides):
+        there = {each.id for each in store.devices(job.job_id).values()} == {device}
+        same = there and job.subject == request.subject and _asks(job.plan) == _asks(asked)
+        if same and not job.rejected:
+            return job.job_id
+    return ""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from dgxlab.errors import (
     UsageError,
     command,
 )
-from dgxlab.lab import Lab, Watch, noted, session
+from dgxlab.lab import Lab, Watch, missing, noted, session
 from dgxlab.lab.request import Request
 from dgxlab.model import Experiment, ParityGate, RunStep
 from dgxlab.source.git import Git
@@ -65,8 +65,18 @@ class Search:
     wait_s: float = model.WAIT_S
     name: str = ""  # of the only subject to return, "" for all
 
-    def compare(self, lab: Lab, baseline: Experiment, candidate: Experiment, watch: Watch) -> Compared:
-        """Measure two builds in a session.
+    def compare(
+        self,
+        lab: Lab,
+        baseline: Experiment,
+        candidate: Experiment,
+        watch: Watch,
+        used: Collection[str] | None = None,
+    ) -> Compared:
+        """Compare two builds, in a session of an earlier search if there is one.
+
+        Args:
+            used: The sessions that must not answer again, as a search counts each once; None to measure in any case.
 
         Raises:
             DgxlabError: if the session does not begin, or ends in an error that is neither one of FAULTS nor about its
@@ -74,22 +84,31 @@ class Search:
         """
         request = Request(self.kind, candidate, baseline, wait_s=self.wait_s, cells=self.cells)
         try:
-            outcome = session.run(lab, request, watch)
-        except FAULTS as error:
-            return Compared(fault=error)
-        if outcome.error and not isinstance(outcome.error, (*FAULTS, ConditionsError)):
-            raise outcome.error
-        if isinstance(outcome.error, FAULTS):
-            return Compared(outcome.job_id, fault=outcome.error)
-        chains = list(lab.store.job(outcome.job_id).plan.chains)
+            job_id, error = self._session(lab, request, watch, used)
+        except FAULTS as fault:
+            return Compared(fault=fault)
+        if error and not isinstance(error, (*FAULTS, ConditionsError)):
+            raise error
+        if isinstance(error, FAULTS):
+            return Compared(job_id, fault=error)
+        chains = list(lab.store.job(job_id).plan.chains)
         keys = [(chain.id, comparison) for chain in chains for comparison in comparisons(chain)]
         subjects = dict(zip(keys, _subjects((chain.baseline, chain.candidate) for chain in chains), strict=True))
-        judged = judgement.recorded(lab.store, outcome.job_id)
+        judged = judgement.recorded(lab.store, job_id)
         verdicts = [(subjects[each.chain, each.comparison], each.verdict) for each in judged]
         chosen = tuple(pair for pair in verdicts if self.name in ("", pair[0].name))
         valid = any(verdict.effect is not None for _, verdict in chosen)  # of some cells, where others were disturbed
         # where none is, an error says why in better words than they do
-        return Compared(outcome.job_id, () if outcome.error and not valid else chosen, outcome.error)
+        return Compared(job_id, () if error and not valid else chosen, error)
+
+    def _session(
+        self, lab: Lab, request: Request, watch: Watch, used: Collection[str] | None
+    ) -> tuple[str, DgxlabError | None]:
+        if used is not None and (earlier := missing.answered(lab.store, lab.cache, request, watch, used)):
+            noted(watch)(f"session {earlier} has compared the same: its result is kept")
+            return earlier, None
+        outcome = session.run(lab, request, watch)
+        return outcome.job_id, outcome.error
 
     def of_one(self, baseline: Experiment, candidate: Experiment) -> Search:
         """Return the search for the only subject that its cells, labels or names, fit; UsageError if several do."""
@@ -193,7 +212,7 @@ def bisect(
     state = Bisection(len(steps) - 1, confidence)
     search = search.of_one(first, steps[-1].experiment)
     noted(watch)(f"the ends: {steps[-1].name} against {steps[0].name}")
-    ends = search.compare(lab, first, steps[-1].experiment, watch)
+    ends = search.compare(lab, first, steps[-1].experiment, watch, used=())
     if ends.fault:
         raise ends.fault
     if not ends.verdict or ends.verdict.verdict not in ("faster", "slower"):
@@ -203,9 +222,10 @@ def bisect(
     enough = replace(first.session, effect=max(first.session.effect, abs(whole) / 2))
     answers: list[Answer] = []
     while (at := state.next()) is not None and len(answers) < 4 * len(steps).bit_length():
-        candidate = steps[at].experiment
         noted(watch)(f"test {len(answers) + 1}: {steps[at].name} against {steps[0].name}")
-        compared = search.compare(lab, replace(first, session=enough), replace(candidate, session=enough), watch)
+        baseline, candidate = (replace(each, session=enough) for each in (first, steps[at].experiment))
+        used = [answer.compared.session for answer in answers]
+        compared = search.compare(lab, baseline, candidate, watch, used)
         seen = compared.verdict
         measured = estimate(seen) if seen else None
         past = past_half(*measured, seen.valid_cycles - 1, whole) if seen and measured else None
@@ -228,7 +248,7 @@ def ablate(
         noted(watch)(f"{number} of {len(patches)}: without {patch}")
         others = [str(other) for other in range(1, len(patches) + 1) if other != number]
         without = _with(whole, name, f"{name}:{','.join(others)}" if others else "", f"without-{number}")
-        yield patch, search.compare(lab, whole, without, watch)
+        yield patch, search.compare(lab, whole, without, watch, used=())
 
 
 def series_steps(experiment: Experiment, name: str, patches: Sequence[str]) -> list[Step]:

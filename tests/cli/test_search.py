@@ -69,6 +69,18 @@ def test_a_slow_patch_is_found(many: Project) -> None:
     assert many.run("db", "check").out == "ok\n"
 
 
+def test_a_search_is_repeated_from_the_record(many: Project) -> None:
+    """A step that does not compile is tried again, and what was rejected is measured again."""
+    words = ("bisect", "0", "5", "--series", "many", "--cell", "pp16")
+    first, second = many.json(*words), many.json(*words)
+    broken = {test["session"] for ran in (first, second) for test in ran["tests"] if not test["cells"]}
+    sessions = [[test["session"] for test in ran["tests"] if test["cells"]] for ran in (first, second)]
+    assert sessions[0] == sessions[1]
+    assert len(many.json("sessions")) == len(sessions[0]) + len(broken)
+    many.ok("session", "reject", sessions[0][0], "--because", "hot")
+    assert many.json(*words)["tests"][0]["session"] not in sessions[0]
+
+
 def test_a_step_that_does_not_compile_is_passed_over(many: Project, checkout: Path) -> None:
     """The slow patch is the broken one: it and the one that mends it are suspected together."""
     toy.git(checkout, "reset", "-q", "--hard", many.machine.pin)
