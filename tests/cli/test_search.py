@@ -101,6 +101,7 @@ def test_ends_that_do_not_differ(many: Project) -> None:
     assert (ran.rc, ran.out) == (8, "")
     assert "pp16 does not differ between none and toy-one" in ran.error
     assert "\n  series: - -> many:1\n" in ran.err
+    assert "recorded as what to expect" not in ran.err
     assert ran.next.startswith("dgxlab report ")
     ran = many.run("bisect", "3", "3", "--series", "many", "--cell", "pp16")
     assert (ran.rc, ran.next) == (2, "dgxlab patch list")
@@ -187,6 +188,8 @@ def test_a_new_pin_is_tried_with_every_series(many: Project) -> None:
     later = many.machine.later
     ran = many.run("pin", "check", later[:12], "--like", "plain")
     assert (ran.rc, ran.next) == (11, f"dgxlab patch refresh many --pin {later} --beside")
+    assert "gate MUL_MAT on CPU: passed, 4/4, 1 unsupported" in ran.err
+    assert "; recorded as what to expect from now on" in ran.err
     rows = {line.split("  ")[0]: line for line in ran.out.splitlines()}
     counts = "MUL_MAT 4/4, 1 unsupported"
     assert [counts in rows[name] for name in ("stock", "many", "other")] == [True, False, True]
