@@ -15,6 +15,7 @@ import pytest
 
 from dgxlab.cli import main
 from dgxlab.project import MARKER
+from dgxlab.store import FLAWED, Store
 from tests import toy
 
 EXPERIMENT = """
@@ -172,8 +173,13 @@ def project(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, d
 
 @pytest.fixture(scope="session")
 def record(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    new = new_project(machine, tmp_path_factory.mktemp("measured") / "project", refuse)
-    new.measure()
+    """A record of runs that count everywhere: other tests disturb some on a busy machine."""
+    for _ in range(10):
+        new = new_project(machine, tmp_path_factory.mktemp("measured") / "project", refuse)
+        new.measure()
+        with Store.open(new.folder / "results.db") as opened:
+            if not opened.rows(FLAWED):
+                break
     return new.folder / "results.db"
 
 
