@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import count, takewhile
 
 from dgxlab import stats
 from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, PROTOCOL, ChainStep, RunStep
@@ -131,26 +132,8 @@ def cycles_allowed(step: ChainStep, runs: Iterable[ChainRun]) -> int | None:
 def chain_of(step: ChainStep, comparison: Comparison, runs: Iterable[ChainRun], protocol: int = PROTOCOL) -> Chain:
     """Return the `stats.Chain` of one comparison; `protocol` is the version of the protocol of its job."""
     runs = list(runs)
-    ran = {(run.role, run.cycle): run for run in runs}
-
-    def in_a_row(role: str, first: int) -> list[ChainRun]:
-        row: list[ChainRun] = []
-        while run := ran.get((role, first + len(row))):
-            row.append(run)
-        return row
-
-    def wrong(run: ChainRun) -> str:
-        cell = comparison.candidate if run.role == CANDIDATE else comparison.baseline
-        why = run.flaw or ("" if (cell, comparison.metric) in run.values else run.refused)
-        return f"{run.role} {run.cycle} {why}" if why else ""
-
-    baselines, candidates = in_a_row(BASELINE, 0), in_a_row(CANDIDATE, 1)
-    flaws = {}
-    for cycle, candidate in enumerate(candidates, 1):
-        beside = (*baselines[cycle - 1 : cycle], candidate, *baselines[cycle : cycle + 1])
-        if whys := list(filter(None, map(wrong, beside))):
-            flaws[cycle] = "; ".join(whys)
-    burn_in = [run for (role, _), run in ran.items() if role == BURN_IN]
+    baselines, candidates = _in_a_row(runs, BASELINE, 0), _in_a_row(runs, CANDIDATE, 1)
+    burn_in = list({run.cycle: run for run in runs if run.role == BURN_IN}.values())
     last = burn_in[-1].values if burn_in and not burn_in[-1].flaw else {}
     return Chain(
         [run.values.get((comparison.baseline, comparison.metric)) for run in baselines],
@@ -158,10 +141,34 @@ def chain_of(step: ChainStep, comparison: Comparison, runs: Iterable[ChainRun], 
         better=metric(comparison.metric).better,
         drift_limit=drift_limit(step),
         cycles=cycles_planned(step, runs),
-        flaws=flaws,
+        flaws={cycle: "; ".join(whys) for cycle, whys in flaws_of_runs(comparison, runs).items()},
         before=last.get((comparison.baseline, comparison.metric)),
         protocol=protocol,
     )
+
+
+def flaws_of_runs(comparison: Comparison, runs: Iterable[ChainRun]) -> dict[int, list[str]]:
+    """Return why runs take their cycles out of a comparison, by cycle, a sentence a run."""
+    runs = list(runs)
+    baselines, candidates = _in_a_row(runs, BASELINE, 0), _in_a_row(runs, CANDIDATE, 1)
+
+    def wrong(run: ChainRun) -> str:
+        cell = comparison.candidate if run.role == CANDIDATE else comparison.baseline
+        why = run.flaw or ("" if (cell, comparison.metric) in run.values else run.refused)
+        return f"{run.role} {run.cycle} {why}" if why else ""
+
+    flaws = {}
+    for cycle, candidate in enumerate(candidates, 1):
+        beside = (*baselines[cycle - 1 : cycle], candidate, *baselines[cycle : cycle + 1])
+        if whys := list(filter(None, map(wrong, beside))):
+            flaws[cycle] = whys
+    return flaws
+
+
+def _in_a_row(runs: Iterable[ChainRun], role: str, first: int) -> list[ChainRun]:
+    """Return the last run in each place of an arm, from place `first` on, up to the first place without one."""
+    ran = {run.cycle: run for run in runs if run.role == role}
+    return [ran[cycle] for cycle in takewhile(ran.__contains__, count(first))]
 
 
 def drift_limit(step: ChainStep) -> float:
