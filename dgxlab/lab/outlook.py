@@ -155,8 +155,10 @@ def expected(store: Store, job: Plan, device: str) -> dict[str, float | None]:
     times: dict[str, float | None] = {}
     products: set[str] = set()
     for step in job.steps:
-        product = step.path if isinstance(step, ModelStep) else step.id
-        if isinstance(step, BuildStep):
+        product = step.id
+        if isinstance(step, ModelStep):
+            product = f"{step.path} {canonical(step.recipe)}"  # models that are made of files have no path yet
+        elif isinstance(step, BuildStep):
             arm = job.arm(step.arm)
             product = f"{arm.source.tree} {canonical(arm.cmake)}"
         times[step.id] = 0.0 if product in products else _step_s(store, job, step, device)

@@ -8,7 +8,7 @@ from dgxlab import plan
 from dgxlab.lab.jobs import adopt, follow
 from dgxlab.lab.outlook import expected, least_s
 from dgxlab.lab.progress import Progress
-from dgxlab.model import ChainStep, GateStep, events
+from dgxlab.model import ChainStep, DerivedModel, GateStep, events
 from dgxlab.units import duration
 from tests import toy
 from tests.journals import told
@@ -69,6 +69,15 @@ def test_what_both_arms_need_is_made_once(toy_lab: ToyLab) -> None:
     times = expected(store, job, device)
     assert times["build:toy"] == expected(store, alone, device)["build:toy"] != 0
     assert times["build:other"] == 0
+
+
+def test_each_model_made_of_a_file_takes_its_time(toy_lab: ToyLab) -> None:
+    file = toy_lab.experiment().models["m"]
+    models = {"m": file, **{name: DerivedModel(file, name) for name in ("Q4_0", "Q8_0")}}
+    benches = tuple(toy.llama_bench(model=name) for name in ("Q4_0", "Q8_0"))
+    side = toy_lab.side(toy_lab.experiment(models=models, bench=benches))
+    times = expected(toy_lab.lab.store, plan.make(side.experiment, side.source, job_id="j"), "")
+    assert (times["model:Q4_0"], times["model:Q8_0"]) == (None, None)
 
 
 def test_what_a_job_takes_at_least_is_the_sum_of_its_known_parts(toy_lab: ToyLab) -> None:
