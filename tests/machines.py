@@ -33,7 +33,7 @@ case "$*" in
     --help-query-gpu) cat {help} ;;
     --query-gpu=index,uuid,name,driver_version,compute_cap,memory.total*) cat gpus ;;
     --query-gpu=uuid,temperature.gpu,*) echo x >>calls; sed "s/CALLS/$(wc -l <calls)/" state ;;
-    --query-compute-apps=gpu_uuid,pid,process_name,used_memory*) ;;
+    --query-compute-apps=gpu_uuid,pid,process_name,used_memory*) cat apps ;;
     "-i {uuids} --query-gpu=timestamp,uuid,temperature.gpu,"*"--format=csv,nounits -lms 500") {loop} ;;
     --version) ;;
     *) echo "nvidia-smi was asked something new: $*" >&2; exit 2 ;;
@@ -76,6 +76,8 @@ def h200(folder: Path, processes: str = "") -> None:
 def sampled(folder: Path, gpus: Mapping[str, str], row: str, *, watched: Sequence[str] = (), loop: str = LOOP) -> None:
     """Add an nvidia-smi with these GPUs (name by uuid) that are always in one state, also when it is asked to go on.
 
+    The file `apps` has the compute processes that it lists, none at first.
+
     Args:
         row: What it says of each but the uuid, in the order of `smi.FIELDS`; CALLS grows by one with every question.
         watched: The GPUs that it may be asked to sample; all by default.
@@ -86,6 +88,7 @@ def sampled(folder: Path, gpus: Mapping[str, str], row: str, *, watched: Sequenc
     rows = (f"{i}, {uuid}, {name}, 580.159.04, 9.0, 1000\n" for i, (uuid, name) in enumerate(gpus.items()))
     (folder / "gpus").write_text("".join(rows))
     (folder / "state").write_text("".join(f"{uuid}, {row}\n" for uuid in gpus))
+    (folder / "apps").touch()
     fields = {"folder": folder, "help": GOLDEN / "h200" / "help-query-gpu.txt", "uuids": ",".join(watched or gpus)}
     script(folder / "nvidia-smi", SAMPLED.format(**fields, loop=loop.replace("{capture}", str(capture))))
 

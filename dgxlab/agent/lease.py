@@ -82,7 +82,7 @@ class DeviceLease:
         self._plan, self._own, self._on_change = plan, own, on_change
         self._owner = Signature(plan.job_id, user())
         self._locks = [BenchLock(device) for device in self.devices]
-        self._others = {gpu["uuid"] for gpu in gpus} - set(self.devices) if self.devices != (CPU,) else None
+        self._on_gpus = self.devices != (CPU,)
         path = settings().lock
         self._file = OwnerFile(path, self._owner) if path else None
         self._unwatched_noted = False
@@ -131,10 +131,14 @@ class DeviceLease:
         return waited
 
     def strangers(self, processes: Iterable[ComputeProcess]) -> list[ComputeProcess]:
-        """Return those compute processes of other sessions that use this job's GPUs; [] for a job on the processor."""
-        if self._others is None:
+        """Return those compute processes of other sessions that use this job's GPUs; [] for a job on the processor.
+
+        A process of which nvidia-smi does not name the GPU may be on one of them.
+        """
+        if not self._on_gpus:
             return []
-        return foreign([p for p in processes if p.gpu_uuid not in self._others], self._own)
+        ours = (p for p in processes if p.gpu_uuid in self.devices or not p.gpu_uuid.startswith("GPU-"))
+        return foreign(ours, self._own)
 
     def disturbance(self, looks: Sequence[list[ComputeProcess] | None]) -> Reason | None:
         """Return a reason if other processes may have used the devices during a run, None if it was alone.
@@ -142,7 +146,7 @@ class DeviceLease:
         Args:
             looks: The compute processes before and after the run, None if nvidia-smi failed.
         """
-        if self._others is None:
+        if not self._on_gpus:
             return None
         if None in looks:
             return reason(Code.UNWATCHED)
@@ -170,7 +174,7 @@ class DeviceLease:
             if who := self._file.claimed_by():
                 return _Holder(str(self._file.path), who, who)
             self._file.sign()  # before waiting for a process, so that no other job begins meanwhile
-        if self._others is None:
+        if not self._on_gpus:
             return None
         processes = compute_processes()
         if processes is None:

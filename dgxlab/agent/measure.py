@@ -100,7 +100,7 @@ class Workbench:
         gpus = facts.details["gpus"]
         self.lease = DeviceLease(plan, gpus, self._pids, self._lock)
         measured = {gpu["uuid"]: gpu["name"] or "" for gpu in gpus if gpu["uuid"] in self.lease.devices}
-        self.telemetry = Telemetry(job.raw, job.folder / "agent.pyz", measured)
+        self.telemetry = Telemetry(job.raw, job.folder / "agent.pyz", measured, [gpu["uuid"] for gpu in gpus])
         self._positions = count()
         self._last_progress = ("", 0.0)
 

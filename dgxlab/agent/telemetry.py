@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -81,10 +81,13 @@ class Sampler:
 
 
 class Telemetry:
-    """The samplers of one job: one for the host, in the zipapp `agent`, and one for its `gpus` (names by uuid)."""
+    """The samplers of one job: one for the host, in the zipapp `agent`, and one for its `gpus` (names by uuid).
 
-    def __init__(self, raw: Path, agent: Path, gpus: Mapping[str, str]) -> None:
-        self._raw, self._agent, self.gpus = raw, agent, gpus
+    `known` has the uuids of all GPUs in the host's facts. A part of a cluster's node may have more.
+    """
+
+    def __init__(self, raw: Path, agent: Path, gpus: Mapping[str, str], known: Collection[str | None]) -> None:
+        self._raw, self._agent, self.gpus, self._known = raw, agent, gpus, known
         self._fields = choose(ask([HELP])[0].text) if gpus else dict(BASIC)
         self._samplers: list[Sampler] = []
         self.copies: Mapping[str, float] | None = None
@@ -105,12 +108,12 @@ class Telemetry:
             time.sleep(0.005)
 
     def state(self) -> dict[str, Any]:
-        """Return the condition of the host and of all its GPUs now, as `parts.State` with the compute processes."""
+        """Return the condition of the host and of its known GPUs now, as `parts.State` with the compute processes."""
         (gpus,) = ask([query(tuple(self._fields.values()))])
         return {
             "boot_id": boot_id(),
             **condition(),
-            "gpus": parse_gpus(tuple(self._fields), gpus.text),
+            "gpus": [row for row in parse_gpus(tuple(self._fields), gpus.text) if row["uuid"] in self._known],
             "gpu_processes": compute_processes(),
         }
 

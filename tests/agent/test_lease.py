@@ -158,5 +158,8 @@ def test_a_look_that_failed_is_not_an_idle_gpu(told: list[tuple[str, str]]) -> N
     assert mine.disturbance(([], None)) == reason(Code.UNWATCHED)
     assert mine.disturbance(([stranger], [])) == reason(Code.STRANGER, processes=phrase([stranger]))
     assert lease(plan({}, GGML_CUDA="OFF"), told).disturbance((None, [stranger])) is None
+    assert lease(plan({}), told, H200[1:]).disturbance(([stranger], [])) is None  # not of this job's part of the node
+    unnamed = replace(stranger, gpu_uuid="[N/A]")
+    assert mine.disturbance(([unnamed], [])) == reason(Code.STRANGER, processes=phrase([unnamed]))
     vulkan = lease(plan({}, GGML_CUDA="OFF", GGML_VULKAN="ON"), told)
     assert vulkan.disturbance(([stranger], [])) == mine.disturbance(([stranger], []))

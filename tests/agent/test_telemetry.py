@@ -82,7 +82,7 @@ def test_nonsense_of_the_host_is_no_sample(line: str) -> None:
 
 def test_this_machine_is_sampled(tmp_path: Path) -> None:
     (tmp_path / "raw").mkdir()
-    watching = Telemetry(tmp_path / "raw", agent(tmp_path), {})
+    watching = Telemetry(tmp_path / "raw", agent(tmp_path), {}, ())
     watching.start()
     watching.start()
     file = tmp_path / "raw" / "telemetry-host.jsonl"
@@ -134,7 +134,7 @@ def test_a_silent_one_does_not_hold_up_the_first_run(tmp_path: Path, monkeypatch
     monkeypatch.setattr(telemetry, "READY_S", 0.1)
     machines.sampled(tmp_path / "smi", {"GPU-1": "NVIDIA H200"}, "1", loop="exec sleep 600")
     monkeypatch.setenv("PATH", f"{tmp_path / 'smi'}:{os.environ['PATH']}")
-    watching = Telemetry(tmp_path, agent(tmp_path), {"GPU-1": "NVIDIA H200"})
+    watching = Telemetry(tmp_path, agent(tmp_path), {"GPU-1": "NVIDIA H200"}, ())
     watching.start()
     assert (tmp_path / "telemetry-gpu.csv").read_text() == ""
     watching.stop()
@@ -146,7 +146,7 @@ def test_how_warm_it_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     rest = "3201, 472.33, 99, P0, 580.159.04, 0x0000000000000000, 0, 0, 0, 0"
     (folder / "state").write_text(f"GPU-1, 61, 1980, {rest}\nGPU-2, 64, 1980, {rest}\n")
-    watching = Telemetry(tmp_path, agent(tmp_path), {"GPU-1": "NVIDIA H200", "GPU-2": "NVIDIA H200"})
+    watching = Telemetry(tmp_path, agent(tmp_path), {"GPU-1": "NVIDIA H200", "GPU-2": "NVIDIA H200"}, ())
     watching.start()
     wait_until(lambda: watching.temperature() == 64.0)
     (folder / "new").write_text(f"GPU-1, 58, 1980, {rest}\nGPU-2, [N/A], 1980, {rest}\n")

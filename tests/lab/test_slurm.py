@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from dgxlab.agent.slurm import granted, look
+from dgxlab.audit import check
 from dgxlab.errors import BuildFailed, Interrupted, JobLost, RemoteError, SpecError
 from dgxlab.lab import cluster as clusters
 from dgxlab.lab.doctor import Finding, check_host
@@ -36,7 +37,7 @@ from tests import machines, toy
 from tests.conftest import Bench, Quickstart
 from tests.lab.conftest import ToyLab, kinds, leave_at_a_run, notes, quiet
 from tests.preload import NO_LOCKS, library, python
-from tests.slurm import Slurm, slurm
+from tests.slurm import GPUS, Slurm, slurm
 
 pytestmark = pytest.mark.slurm
 Go = Callable[..., ToyLab]
@@ -610,6 +611,27 @@ def test_a_full_shared_disk(go: Go, small: Path, killed: bool) -> None:
     (small / "full").unlink()
     outcome = rerun(lab)
     assert 0 < outcome.reused < outcome.planned
+
+
+def test_a_job_on_one_gpu_of_a_node(go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another job computes on the next GPU: it is no stranger, and nothing that is recorded is of its GPU."""
+    folder, uuids = tmp_path / "smi", [f"GPU-{number}" for number in range(GPUS)]
+    row = "71, 1980, 3201, 472.33, 99, P0, 580.159.04, 0x0000000000000000, 0, 0, 0, 0"
+    machines.sampled(folder, dict.fromkeys(uuids, "NVIDIA H200"), row, watched=uuids[:1])
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    lab = go(gres="gpu:1")
+    neighbour = subprocess.Popen(["sleep", "600"])
+    (folder / "apps").write_text(f"GPU-1, {neighbour.pid}, /usr/bin/other, 300\n")
+    cuda = lab.experiment(cmake={"GGML_CUDA": "ON"}, bench=(toy.llama_bench(n_prompt=(16,), n_gen=(0,)),))
+    try:
+        outcome, events = lab.run_well(cuda, wait_s=0)
+    finally:
+        neighbour.kill()
+        neighbour.wait()
+    assert outcome.device.uuids == ("GPU-0",)
+    states = [run[when] for run in kinds(events, "run") for when in ("before", "after")]
+    assert {tuple(gpu["uuid"] for gpu in state["gpus"]) for state in states} == {("GPU-0",)}
+    assert check(lab.lab.store) == []
 
 
 @pytest.mark.parametrize(("named", "indices"), [("1", ["1"]), ("GPU-a", ["0"]), ("NoDevFiles", []), ("", ["0", "1"])])
