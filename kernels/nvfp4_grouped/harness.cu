@@ -31,7 +31,7 @@ static rung planned_for(const problem & p) {
         fprintf(stderr, "this GPU has no plan\n");
         exit(1);
     }
-    return {"planned", *plan.kernel, false};
+    return {"planned", *plan.kernel, false, false};
 }
 
 static problem problem_of(const moe_shape & s, uint64_t seed) {
@@ -152,24 +152,29 @@ static int bench_all(const char * library) {
 
 // -- tune --
 
+static bool tune_shape(bench & b, const moe_shape & s) {
+    const problem p   = problem_of(s, 1);
+    bool          all = true;
+    for (const rung & r : rungs_here()) {
+        const device_buffer scratch(scratch_of(r, p));
+        if (!right(p, r, "", s.tokens * 8 / 16)) {
+            all = false;
+            continue;
+        }
+        const contender one = {r.name, p.bytes(), [&](int, cudaStream_t stream) {
+                                   CUDA_CHECK(r.kernel.launch(p.args(scratch), blocks_of(r), stream));
+                               }};
+        print_row(s, "warm", one, b.measure({one}, 1, 12)[0]);
+    }
+    return all;
+}
+
 static bool tune() {
     bench b;
     bool  all = true;
     for (const bench_case & c : CASES) {
-        const problem p = problem_of(shape_of(c, 8), 1);
-        for (const rung & r : rungs_here()) {
-            if (r.kernel.tile_n * 16 < c.tokens / 16) {
-                continue;  // each weight would be read so many times
-            }
-            const device_buffer scratch(scratch_of(r, p));
-            if (!right(p, r, "", c.tokens * 8 / 16)) {
-                all = false;
-                continue;
-            }
-            const contender one = {r.name, p.bytes(), [&](int, cudaStream_t stream) {
-                                       CUDA_CHECK(r.kernel.launch(p.args(scratch), blocks_of(r), stream));
-                                   }};
-            print_row(p.shape, "warm", one, b.measure({one}, 1, 12)[0]);
+        for (const int64_t slots : {8, 1}) {
+            all = tune_shape(b, shape_of(c, slots)) && all;
         }
     }
     return all;
