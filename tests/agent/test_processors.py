@@ -160,6 +160,17 @@ def test_a_busy_loop_beside_a_program(
     assert seen.others >= 0.25
 
 
+def test_a_busy_loop_beside_a_program_that_does_not_wait(tmp_path: Path) -> None:
+    """It uses all of the only processor: a soft flag."""
+    streams = {"stdout": tmp_path / "out", "stderr": tmp_path / "err"}
+    with busy_processor():
+        watch = Watch()
+        ended = child.run(("sleep", "3"), env={}, **streams, limit_s=30, look=watch.look)
+        seen = watch.ended()
+    flags = Conditions((), STATE, STATE, {}, ended.seconds, seen, threads=1).flags()
+    assert [flag.hard for flag in flags if flag.kind == "others_cpu"] == [False]
+
+
 def test_processes_of_a_launch_that_wait_for_each_other(tmp_path: Path) -> None:
     """Eight on one processor: they wait long, but others would have to use most of it for a hard flag."""
     usable = os.sched_getaffinity(0)
