@@ -170,7 +170,7 @@ def ab(  # noqa: PLR0913 - each is an option
     ),
     allow: _AllowOption = None,
     screen: bool = Option(
-        False, "--screen", help="One bracket instead of a chain: drops a bad idea early, keeps no good one."
+        False, "--screen", help="One bracket, A B A, instead of a chain: it can reject, never promote."
     ),
     fail_on: FailOnOption = None,
     max_minutes: _MaxMinutesOption = None,

@@ -164,7 +164,7 @@ class ParityGate:
     backend: str
     """The backend by its exact name, as CUDA0 or CPU."""
     expect: Expectation | None = None
-    """How many cases must run and pass, as 1103/1103; null: the first clean baseline on the tree records it."""
+    """How many cases must run and pass, as 1103/1103; null: as many as in the first clean run on the same source."""
     unsupported: int | None = None
     """How many cases the backend is known not to support; null: not checked."""
     env: Mapping[str, str] = field(default_factory=dict)
@@ -172,7 +172,7 @@ class ParityGate:
     limit_s: float = 3600.0
     """Longest time, in seconds."""
     cases: str = field(default="", metadata=LATER)
-    """Digest of the list of all cases, the unsupported ones too; null: the first clean baseline records it."""
+    """Digest of the list of all cases, the unsupported ones too; null: of the first clean run on the same source."""
     engaged: str = field(default="", metadata=LATER)
     """Text that the path under test prints, required on stderr."""
     overridden: bool = field(default=False, metadata=LATER)
@@ -230,11 +230,11 @@ class Session:
     """How an A/B session is run."""
 
     cycles: int = 0  # 0: computed from each chain's burn-in and `effect`
-    """Number of candidate runs of a chain, fixed by hand in place of effect; of a try the least."""
+    """Number of candidate runs of a chain, fixed by hand in place of effect; for a try, the minimum."""
     thermal: str = "hot"
     """hot: steady state; cold: each run waits until the device has cooled."""
     drift_limit: float = 0.05
-    """A cycle can be a step, and not count, only if its two baseline runs differ by more than this fraction."""
+    """Smallest difference of a cycle's two baseline runs that can be a step; a step does not count."""
     min_effect: float | None = None
     """Always None; specs recorded before protocol 3 may have it."""
     effect: float = field(default=0.02, metadata=LATER)

@@ -281,8 +281,12 @@ def _check_row(gate: Check, env: Mapping[str, str], row: Mapping[str, Any] | Non
 
 
 def env_text(env: Mapping[str, str | None]) -> str:
-    """Return environment variables in shell syntax: `A=1 -B`; a minus marks a variable that is unset."""
-    return " ".join(f"-{name}" if value is None else f"{name}={value}" for name, value in sorted(env.items()))
+    """Return environment variables in shell syntax: `A=1 B="" -C`; a minus marks a variable that is unset."""
+    return " ".join(f"-{name}" if value is None else _assigned(name, value) for name, value in sorted(env.items()))
+
+
+def _assigned(name: str, value: object) -> str:
+    return name + ('=""' if value == "" else f"={value}")
 
 
 def _measured_table(form: Form, title: str, cells: Sequence[Measured], evidence: Evidence) -> Table:
@@ -384,7 +388,7 @@ def leading(rows: Sequence[Row], keys: Iterable[str]) -> list[Column]:
 def of_arms(name: str, baseline: Value, candidate: Value) -> str:
     """Return a setting's values in both arms in words: `baseline GGML_CUDA_W4A16=0, candidate unset`."""
     sides = {"baseline": baseline, "candidate": candidate}
-    return ", ".join(f"{arm} {'unset' if value is None else f'{name}={value}'}" for arm, value in sides.items())
+    return ", ".join(f"{arm} {'unset' if value is None else _assigned(name, value)}" for arm, value in sides.items())
 
 
 def _keys(rows: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -248,7 +248,7 @@ def test_what_both_arms_share_and_what_differs(store: Store) -> None:
     report = collect_session(store, A)
     line = (
         "both arms: model q4k, env SAME=1 · baseline n_ubatch=2048, candidate n_ubatch=512; "
-        "baseline GGML_CUDA_W4A16=0, candidate GGML_CUDA_W4A16=; baseline ONLY=x, candidate unset · "
+        'baseline GGML_CUDA_W4A16=0, candidate GGML_CUDA_W4A16=""; baseline ONLY=x, candidate unset · '
     )
     assert line in flat(render(report))
     assert line in flat(render_page(page(store, query({"form": "verdicts", "session": A}))))
