@@ -438,8 +438,9 @@ nvfp4_grouped_few(const nvfp4_grouped_problem p, const int32_t * __restrict__ id
                 make_uint4(owner.expert, owner.groups * 8 + i * tile_n, min(tile_n, count - i * tile_n), 0);
         }
     }
-    // the product copies weights once it may begin
+    // the product copies weights once it may begin, and the first thread that lets it does so for its block
     __threadfence();
+    __syncthreads();
     w4a16_others_may_begin();
     if (owner.expert < 0) {
         return;
