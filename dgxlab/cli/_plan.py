@@ -47,8 +47,8 @@ def describe(plan: Plan, expected: Mapping[str, float | None]) -> str:
     cells = single + sum(len(chain.baseline.cells) for chain in plan.chains)
     known = [took for took in expected.values() if took is not None]
     never = len(plan.steps) - len(known)
-    least = f"; about {duration(sum(known))}, from nothing" if known else ""
-    least += f", without {plural(never, 'step')} that never ran there" if known and never else ""
+    least = f"; about {duration(sum(known))} if nothing is reused" if any(known) else ""
+    least += f", without {plural(never, 'step')} that never ran there" if least and never else ""
     return "\n".join([*lines, "", f"{plural(len(plan.steps), 'step')}, {plural(cells, 'cell')}{least}"])
 
 
