@@ -96,7 +96,7 @@ class ChainRunner:
             if number >= _TIMED_RUNS and (error := self._too_short()):
                 return error
         if all(run.flaw for run in self._runs):  # the cycles would be no better, and without known noise the most
-            return self._given_up(f"no run of the burn-in counts, and the last was {self._last_flaw()}", AGAIN)
+            return self._given_up(f"no run of the burn-in counts; the last: {self._last_flaw()}", AGAIN)
         return None
 
     def _choose(self) -> None:

@@ -189,7 +189,7 @@ class Conditions:
         seen, threads = self.contention, self.threads
         waited, others, steal = seen.run_queue, seen.others, seen.steal
         ran: dict[str, Any] = {"threads": threads, "processors": seen.processors}
-        busy = min(threads, max(1.0, seen.busy or threads))  # a program on a GPU keeps one of its threads busy
+        busy = max(1.0, seen.busy or threads)  # a program on a GPU keeps one of its threads busy, a server more
         flags = []
         if waited is not None and waited >= _RUN_QUEUE[0] * busy:
             by_others = waited if others is None else min(waited, others)

@@ -81,7 +81,7 @@ def export(
     """Export measured rows, for other tools to read.
 
     compare-llama-bench.py reads them as sqlite; as json those of servers are in llama-benchy's format. `import` reads
-    them again as jsonl and as json, not as csv, sqlite or parquet.
+    again the jsonl of other tools and the json of servers.
 
     Example: dgxlab export runs.sqlite --tool llama-bench
     """

@@ -305,7 +305,7 @@ def _doubts(evidence: _Evidence, step: ChainStep) -> Iterator[str]:
     yield from (gate.sentence for gate in evidence.gates_of(step, "flaky"))
     steps = [other for other in evidence.plan.steps if isinstance(other, GateStep) and other.arm in step.arms]
     if ungated := [arm for arm in step.arms if arm not in {other.arm for other in steps}]:
-        yield f"{' and '.join(ungated)} has no gate"
+        yield f"{' and '.join(ungated)} has no gate that checks results"
     gates = (other.gate for other in steps)
     if changed := [gate for gate in gates if isinstance(gate, ParityGate) and gate.overridden]:
         yield f"--set changed what gate {changed[0].op} on {changed[0].backend} must reach"

@@ -35,7 +35,7 @@ from dgxlab.lab import Lab, Watch, session
 from dgxlab.lab.outlook import noise_command
 from dgxlab.lab.request import Request, source_of
 from dgxlab.model import Experiment, Plan, Source
-from dgxlab.plan import cycles_by_hand
+from dgxlab.plan import cycles_by_hand, launched_gates
 from dgxlab.source.git import Git
 from dgxlab.source.programs import locked
 from dgxlab.stats import Ended
@@ -75,6 +75,9 @@ def attempt(lab: Lab, asked: Try, watch: Watch) -> tuple[str, bool]:
     """
     if not asked.because.strip():
         raise SpecError("a try needs a hypothesis, and --because says nothing", next="dgxlab try --help")
+    if not launched_gates(asked.baseline):
+        message = f"{asked.baseline.name} has no gate that checks results, so no try could be promoted"
+        raise SpecError(message, next=edit(asked.baseline.path))
     source = source_of(lab.cache, asked.baseline, asked.tree, watch)
     every = tries.ledger(lab.store, *asked.ledger)
     wanted = _parent(every, asked)

@@ -105,7 +105,7 @@ class Search:
         self, lab: Lab, request: Request, watch: Watch, used: Collection[str] | None
     ) -> tuple[str, DgxlabError | None]:
         if used is not None and (earlier := missing.answered(lab.store, lab.cache, request, watch, used)):
-            noted(watch)(f"session {earlier} has compared the same: its result is kept")
+            noted(watch)(f"session {earlier} has compared the same: its result is used; reject it to measure again")
             return earlier, None
         outcome = session.run(lab, request, watch)
         return outcome.job_id, outcome.error

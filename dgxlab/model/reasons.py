@@ -83,7 +83,7 @@ class Code(Enum):
     LEFT_RUNNING = _Computed(left_running)
     RUN_QUEUE = _Computed(
         lambda threads, processors, waited, others=None: (
-            f"its {_ran(threads, processors)} waited {waited:.2f} s per second for a processor"
+            f"its processes ({_ran(threads, processors)}) waited {waited:.2f} s per second for a processor"
             f"{'' if others is None else f'; others used {others:.2f} processors'}"
         )
     )

@@ -125,6 +125,9 @@ def unfair(streams: Sequence[Mapping[str, Any]], *, at_once: bool = True) -> Ite
         yield f"{together:.0%} of the events arrived with the one before: something between server and client collects"
     if at_once:
         yield from _slow(steady(streams))
+        slots = [each["end"].get("slot", number) for number, each in enumerate(streams)]
+        if slots != list(range(len(streams))):
+            yield "the server did not decode the streams in slots 0 to B-1, as it was asked to"
     behind = percentile([each.get("behind_us", 0) for each in streams], 95)
     if behind > BEHIND * median([each["at_us"][0] for each in streams]):
         yield f"the client sent requests {behind / 1e3:.3g} ms late (p95): too much of the time to the first token"

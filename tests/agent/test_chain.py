@@ -246,7 +246,7 @@ def test_a_burn_in_of_which_no_run_counts_ends_the_chain(world: World) -> None:
     """Its cycles would not count either; and without known noise they would be the most that a chain may have."""
     error = world.chain({"burn-in": BUSY}, cycles=0, effect=0.05, claims=2)
     assert type(error) is ConditionsError
-    assert error.message == f"chain:0 (llama-bench): no run of the burn-in counts, and the last was {SHARED.reason}"
+    assert error.message == f"chain:0 (llama-bench): no run of the burn-in counts; the last: {SHARED.reason}"
     assert world.places == [f"u{i}" for i in range(1, 17)]
     assert [event.state for event in world.of(ChainEvent)] == ["burn-in"] * 16 + ["done"]
 

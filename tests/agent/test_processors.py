@@ -180,7 +180,8 @@ def test_processes_of_a_launch_that_wait_for_each_other(tmp_path: Path) -> None:
     seen = watch.ended()
     assert (ended.rc, seen.run_queue) == (0, pytest.approx(7.0, abs=2.0))
     conditions = Conditions((), STATE, STATE, {}, ended.seconds, seen, threads=8)
-    assert [flag.hard for flag in conditions.flags() if flag.kind == "run_queue"] == [False]
+    hard = seen.others is not None and seen.others >= 0.8  # that of other tests, on a busy machine
+    assert [flag.hard for flag in conditions.flags() if flag.kind == "run_queue"] == [hard]
 
 
 @pytest.fixture

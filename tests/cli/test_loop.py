@@ -1,4 +1,4 @@
-"""`dgxlab try` and its ledger: what drops a change, what promotes one, and what is never measured twice."""
+"""`dgxlab try` and its ledger: what drops a change, what promotes one, and what is measured once."""
 
 import json
 import re
@@ -341,6 +341,17 @@ def test_bad_input(new: Loop, change: Callable[[Path], object], options: tuple[s
     change(new.checkout)
     ran = new.try_(*options)
     assert (ran.rc, ran.out, cause in ran.error) == (rc, "", True), ran.err
+
+
+def test_nothing_is_tried_that_no_gate_can_clear(new: Loop) -> None:
+    """A marker says that a path was taken, not that it is right."""
+    stock = (new.project.folder / "experiments" / "toy.yaml").read_text()
+    gated = "  - backend-ops: {op: MUL_MAT, backend: CPU, expect: 4/4, unsupported: 1}"
+    assert gated in stock
+    new.project.spec("stock", stock.replace(gated, '  - engaged: {stderr: "toy-marker: here"}'))
+    ran = new.try_()
+    assert (ran.rc, ran.out) == (9, "")
+    assert ran.error == "stock has no gate that checks results, so no try could be promoted"
 
 
 def test_a_number_of_several_ledgers_needs_a_baseline() -> None:

@@ -219,6 +219,12 @@ def every(change: Callable[[dict[str, Any]], None]) -> Callable[[Any], None]:
     return of_wave
 
 
+def test_streams_in_other_slots_than_asked_for_are_refused() -> None:
+    row = changed(lambda row: [each["end"].update(slot=7) for each in row["waves"][2]["streams"]])
+    (problem,) = parse(row, cells()).problems
+    assert "the server did not decode the streams in slots 0 to B-1" in problem
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
