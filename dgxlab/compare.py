@@ -18,7 +18,7 @@ from dgxlab.tools.llama_server import setup
 
 MUST_AGREE = ("matrix", "models", "engines", "session", "host")
 """Kinds of difference that are refused unless allowed by name."""
-_ARGUMENTS = ("args", "repetitions", "engine", "command", "ready_s", "stall_s")
+_ARGUMENTS = ("args", "repetitions", "engine", "command", "slots", "ready_s", "stall_s")
 # keys of a bench entry that are arguments of the tool: cells do not depend on them
 _ABSENT = "-"
 
