@@ -59,9 +59,13 @@ def test_a_server_that_ends_between_two_waves_is_told_with_its_last_line(toy_lab
 def test_a_session_alternates_servers(toy_lab: ToyLab) -> None:
     entry = toy.serve(streams=(1,), env={"TOY": "untimed"})  # a busy machine does not refuse it
     sides = [toy_lab.experiment(name=name, gates=(), bench=(entry,), env={"ARM": name}) for name in ("stock", "other")]
-    events, _ = hold(toy_lab, *sides, kind="screen")  # how it ends depends on what else the machine does
-    assert [run["role"] for run in kinds(events, "run")][-3:] == ["baseline", "candidate", "baseline"]
-    assert all(len(run["results"]) == 1 for run in kinds(events, "run"))
+    for _ in range(5):  # a session ends where no run of its burn-in counts, as beside other tests
+        events, _ = hold(toy_lab, *sides, kind="screen")
+        roles = [run["role"] for run in kinds(events, "run")]
+        assert all(len(run["results"]) == 1 for run in kinds(events, "run"))
+        if "candidate" in roles:
+            break
+    assert roles[-3:] == ["baseline", "candidate", "baseline"]
 
 
 @pytest.mark.parametrize("how", ["cancelled", "killed"])

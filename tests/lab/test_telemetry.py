@@ -144,7 +144,7 @@ def test_a_run_beside_a_busy_program_is_repeated_and_kept(toy_lab: ToyLab) -> No
     assert [(run["status"], run["reason"]) for run in runs] == [("valid", "")] * 3
     waited = [flag for run in runs for flag in run["flags"] if flag["kind"] == "run_queue"]
     assert [flag["hard"] for flag in waited] == [True] * 3
-    assert waited[-1]["reason"].startswith("its 1 thread on 1 processor waited ")
+    assert waited[-1]["reason"].startswith("its processes (1 thread on 1 processor) waited ")
     seen = {row["name"]: row["median"] for row in runs[-1]["telemetry"]}
     assert seen["run_queue_s_per_s"] >= 0.1
     assert seen["others_cpu"] > 0.2
