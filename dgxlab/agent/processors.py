@@ -11,7 +11,7 @@ import os
 import re
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -85,12 +85,9 @@ class Watch:
         `pid` leads the launch's process group: what is measured may be a child of it, as the server under a client is.
         """
         self._looks += 1
-        # a Path would take longer than all the rest
-        for each in filter(str.isdigit, _listed("/proc")):
-            with contextlib.suppress(ProcessLookupError):
-                if os.getpgid(int(each)) == pid:
-                    for task in _listed(f"/proc/{each}/task"):
-                        self._note(task, f"/proc/{each}/task/{task}/schedstat")
+        for process in _of_group(pid):
+            for task in _listed(f"/proc/{process}/task"):
+                self._note(task, f"/proc/{process}/task/{task}/schedstat")
         return FIRST_PERIOD_S if time.monotonic() - self._began < FIRST_S else PERIOD_S
 
     def _note(self, task: str, path: str) -> None:
@@ -121,10 +118,18 @@ class Watch:
         return {**counters, **parse_pressure(read("/proc/pressure/cpu"))}
 
 
+def _of_group(group: int) -> Iterator[str]:
+    """Yield the processes of a group, by number."""
+    for process in filter(str.isdigit, _listed("/proc")):
+        with contextlib.suppress(OSError):  # it has ended since
+            if os.getpgid(int(process)) == group:
+                yield process
+
+
 def _listed(folder: str) -> list[str]:
     """Return the names in a folder; none if it is gone."""
     try:
-        return os.listdir(folder)  # noqa: PTH208
+        return os.listdir(folder)  # noqa: PTH208 - a Path would take longer than all the rest
     except OSError:
         return []
 

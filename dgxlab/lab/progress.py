@@ -23,7 +23,7 @@ def words(step: Step) -> str:
         case RunStep():
             return f"{step.tool} of {step.arm}"
         case ChainStep():
-            return f"{step.baseline.tool} of both arms in turn"
+            return f"a chain of {step.baseline.tool}"
     return f"check the flags of {step.argv[0].rpartition('/')[2]}"
 
 

@@ -129,7 +129,7 @@ class Code(Enum):
     OTHER_TEXT = "the text is another one than in {where}: md5 {md5}, there {other}"
     ARM_NOT_ENGAGED = f"{_NOT_ENGAGED}: {{marker!r}} is not on the stderr of {{where}}"
     BOTH_ENGAGED = "the path under test ran on both sides: {marker!r} is on the stderr of {where} too"
-    KLD_TOO_SMALL = "the KLD in {where} prints as {kld:.6f}: too small to divide by; a larger n_embd has more"
+    KLD_TOO_SMALL = "the KLD in {where} prints as {kld:.6f}: too small to divide by; a larger n_embd makes it larger"
     KLD_RATIO = _Computed(
         lambda where, kld, other, limit: (
             f"the KLD is {kld / other:.3g} times that in {where} ({kld:.6f} and {other:.6f}),"
