@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any, Literal
 
 from dgxlab.agent import child
 from dgxlab.agent.boot import sync
-from dgxlab.agent.environment import Root, measured_env
+from dgxlab.agent.environment import Root, measured_env, settings
 from dgxlab.agent.facts import cpus
 from dgxlab.agent.files import Journal, full_disk, scratch_folder, sha256, tail
 from dgxlab.agent.inventory import hold
@@ -33,6 +34,8 @@ _PROGRESS_S = 0.5
 """Minimum time between progress events of one step: ninja counts faster than one can read."""
 _COPIES_S = 20.0
 """Max seconds for copies on the job's GPUs, which take one."""
+_TOLD_S = 5.0
+"""How much later than a program its agent may get Slurm's TERM."""
 _LAST_WORDS = 4096
 """Bytes at a stream's end that are searched for a program's last line."""
 _OF_MAKE = re.compile(r"g?make(\[\d+\])?: ((\*\*\* )?\[.*\] Error|\*\*\* (Waiting|Deleting)|Target|Entering|Leaving)")
@@ -166,6 +169,8 @@ class Workbench:
         options |= {"stdout": stdout, "stderr": stderr, "limit_s": limit_s, "keep": self.keep}
         ended = child.run(argv, env=measured_env(env), **options)
         self._pids.add(ended.pid)
+        if ended.signal == signal.SIGTERM and not ended.stopped and settings().slurm is not None:
+            time.sleep(_TOLD_S)  # Slurm may end the job: it tells each process, and this one perhaps later
         if ended.left:
             self.note(left_running(name, ended.left))
         return Completed(ended, stdout, stderr)

@@ -312,6 +312,28 @@ def test_a_job_that_takes_more_memory_than_it_asked_for(
             follow(lab.lab, lab.host, job_id, quiet)
 
 
+def test_slurm_ends_a_program_before_it_tells_the_agent(go: Go, cluster: Slurm) -> None:
+    lab = go()
+    job_id = slow(lab)
+    found: list[int] = []
+    deadline = time.monotonic() + 60
+    while not found:
+        assert time.monotonic() < deadline
+        found = list(of_job(job_id, b"/llama-bench"))
+    os.kill(found[0], signal.SIGTERM)
+    cluster.tell("scancel", number_of(cluster, job_id))
+    assert "CANCELLED" in ended(lab, job_id)
+
+
+def of_job(job_id: str, name: bytes) -> Iterator[int]:
+    """Yield the processes of a job that run a program whose path ends in `name`."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            program = (folder / "cmdline").read_bytes().split(b"\0")[0]
+            if program.endswith(name) and os.fsencode(job_id) in (folder / "environ").read_bytes():
+                yield int(folder.name)
+
+
 def test_a_preempted_run_goes_on_by_itself(go: Go, cluster: Slurm) -> None:
     lab = go(nodelist="node1")
     sent: list[str] = []
