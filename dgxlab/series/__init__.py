@@ -145,14 +145,14 @@ def refresh(root: Path, name: str, cache: PinCache, pin: str, *, beside: bool = 
 
 def _refuse_clashes(series: Iterable[Series]) -> None:
     """Raise a SpecError if series conflict in a way that git does not detect."""
-    owners: dict[str, str] = {}
+    owners: dict[str, tuple[str, str]] = {}
     seen: set[str] = set()
     for each in series:
         if each.name in seen:
             raise SpecError(f"series {each.name} is there twice", next="list it once")
         seen.add(each.name)
         for overlay in each.overlays:
-            owner = owners.setdefault(overlay.dest, each.name)
-            if owner != each.name:
-                message = f"series {owner} and {each.name} both overlay {overlay.dest}"
+            owner, source = owners.setdefault(overlay.dest, (each.name, overlay.source))
+            if source != overlay.source:
+                message = f"series {owner} and {each.name} overlay {overlay.dest} with {source} and {overlay.source}"
                 raise SpecError(message, next="use one of the two")

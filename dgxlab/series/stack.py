@@ -80,10 +80,12 @@ class Stack:
         if not files:
             return
         lines = f"{series.place}/series"
-        if there := sorted(self._blobs(files)):
-            problem = f"series {series.name}: its overlay {there[0]} is there already at pin {self.pin[:12]}"
+        blobs = {path: self.git.run("hash-object", "-w", "--stdin", input=content) for path, content in files.items()}
+        # series may share a kernel's file
+        if other := sorted(path for path, blob in self._blobs(files).items() if blob != blobs.get(path)):
+            problem = f"series {series.name}: its overlay {other[0]} is there already at pin {self.pin[:12]}"
             raise PatchError(problem, next=f"give the overlay another name in {lines}, or make a patch of it")
-        _add(self.git, {path: self.git.run("hash-object", "-w", "--stdin", input=files[path]) for path in files})
+        _add(self.git, blobs)
         message = f"overlays of {series.name}\n\n" + "".join(f"{path}\n" for path in files)
         commit = self.git.run("commit-tree", self.git.run("write-tree"), "-p", self.commit, input=message)
         if gone := {path for _, path in changed_files(self.git, self.commit, commit)} - set(files):

@@ -31,7 +31,7 @@ static rung planned_for(const problem & p) {
         fprintf(stderr, "this GPU has no plan\n");
         exit(1);
     }
-    return {"planned", *plan.kernel, false, false};
+    return {"planned", *plan.kernel, false};
 }
 
 static problem problem_of(const moe_shape & s, uint64_t seed) {

@@ -55,14 +55,13 @@ struct nvfp4_grouped_args {
 };
 
 static constexpr int NVFP4_GROUPED_MAX_EXPERTS = 4096;  // whose counts are in shared memory
-static constexpr int NVFP4_GROUPED_ROUTERS     = 32;    // warps
+static constexpr int NVFP4_GROUPED_ROUTERS     = 1024;  // threads
 static constexpr int NVFP4_GROUPED_FEW         = 1024;  // ids, up to which blocks that convert find their own columns
 static constexpr int NVFP4_GROUPED_GROUP_BYTES = 1024;  // 64 of k by 8 columns
 
 // Tiles of tile_m x tile_n by so many times four warps, side by side along m, of mma.sync or wgmma. Units of weights go through
-// w_stages, x_step of k of activations through x_stages of shared memory; blocks of them fit a multiprocessor. Gather: the
-// product itself finds the rows of x that are a tile's columns, for which nvfp4_grouped_gather.cuh must be included.
-template <int tile_m, int tile_n, int groups, int w_stages, int x_step, int x_stages, int blocks, bool wgmma, bool gather = false>
+// w_stages, x_step of k of activations through x_stages of shared memory; blocks of them fit a multiprocessor.
+template <int tile_m, int tile_n, int groups, int w_stages, int x_step, int x_stages, int blocks, bool wgmma>
 struct nvfp4_grouped_config {
     static constexpr int  TILE_M   = tile_m;
     static constexpr int  TILE_N   = tile_n;
@@ -72,24 +71,20 @@ struct nvfp4_grouped_config {
     static constexpr int  NT       = tile_n / 8;
     static constexpr int  THREADS  = W4A16_WARP * WARPS;
     static constexpr int  ALL      = THREADS + 4 * W4A16_WARP;
-    static constexpr int  COPIERS  = 72;  // of weights, in three warps: eight rows at once. One more copies activations
+    static constexpr int  COPIERS  = 72;  // of weights, in three warps: eight rows at once. A thread of one more copies activations
     static constexpr int  FEW      = tile_n > 64 ? 0 : NVFP4_GROUPED_FEW;  // wide tiles are for many ids
     static constexpr int  W_STAGES = w_stages;
     static constexpr int  X_STAGES = x_stages;
     static constexpr int  X_STEP   = x_step;
     static constexpr int  BLOCKS   = blocks;
     static constexpr bool WGMMA    = wgmma;
-    static constexpr bool GATHER   = gather;
-
-    static constexpr int X_COPIERS = gather ? W4A16_WARP : 1;
 
     static constexpr int W_BYTES = tile_m * W4A16_UNIT_BYTES;  // of a stage
-    static constexpr int X_TILE  = tile_n * x_step * (int) sizeof(__half);
-    static constexpr int X_BYTES = X_TILE + (gather ? tile_n * 8 : 0);  // and `of` and `undo` of a tile's columns
+    static constexpr int X_BYTES = tile_n * x_step * (int) sizeof(__half);
     static constexpr int SHARED  = w_stages * W_BYTES + x_stages * X_BYTES;
 
-    // Those that copy keep so many, the others share the rest. 0: none are given.
-    static constexpr int KEPT_REGISTERS = gather ? 64 : 56;
+    // Those that copy keep 56, the others share the rest. 0: none are given.
+    static constexpr int KEPT_REGISTERS = 56;
     static constexpr int REGISTERS =
         wgmma && blocks == 1 ? (65536 / ALL / 8 * 8 * ALL - KEPT_REGISTERS * 4 * W4A16_WARP) / THREADS / 8 * 8 : 0;
 
@@ -105,18 +100,19 @@ struct nvfp4_grouped_config {
 struct nvfp4_grouped_problem {
     const uint8_t * w;
     uint8_t *       x16;
-    float *         undo;    // of a column (gather: of a row of x), and 2^7 for its weights
+    float *         undo;    // of a column, and 2^7 for its weights
     int32_t *       of;      // of a column: token*used + slot, or -1 for none
     uint4 *         chunks;  // expert, first column, columns
     int32_t *       chunks_used;
     float *         y;
     int64_t         w_expert;
     int64_t         groups;  // of 8 columns, at most
-    int             m, units, tiles_m, used, slots;
+    int             m, units, tiles_m;
 };
 
 struct nvfp4_grouped_activations {
     const float * x;
+    int           used, slots;
     int64_t       token, slot;  // f32 from one to the next
 };
 
@@ -132,26 +128,26 @@ static __device__ __forceinline__ int nvfp4_grouped_sum(int of_lane) {
     return of_lane;
 }
 
-// One block an expert, threads (32, warps). A warp has a part of the ids, 32 of them after the other, so that their order stays.
-template <int tile_n, int warps>
-static __device__ __forceinline__ void nvfp4_grouped_route_to(const nvfp4_grouped_problem & p, const int32_t * __restrict__ ids,
-                                                              const int64_t ids_token, const int n, const int expert,
-                                                              const int experts) {
+// One block an expert. A warp has a part of the ids, 32 of them after the other, so that their order stays.
+template <int tile_n>
+static __global__ void __launch_bounds__(NVFP4_GROUPED_ROUTERS)
+nvfp4_grouped_route(const nvfp4_grouped_problem p, const int32_t * __restrict__ ids, const int64_t ids_token, const int used,
+                    const int n) {
     extern __shared__ __align__(16) uint8_t nvfp4_grouped_counts[];
-    constexpr int  THREADS = W4A16_WARP * warps;
-    constexpr int  AHEAD   = 8;  // reads that wait for the memory together
-    __shared__ int of_warps[warps];
+    constexpr int  WARPS = NVFP4_GROUPED_ROUTERS / W4A16_WARP;
+    constexpr int  AHEAD = 8;  // reads that wait for the memory together
+    __shared__ int of_warps[WARPS];
     __shared__ int groups_before, chunks_before, groups;
 
-    int * const counts = (int *) nvfp4_grouped_counts;
-    const int   used   = p.used;
-    const int   warp   = threadIdx.y;
-    const int   lane   = threadIdx.x;
-    const int   tid    = warp * W4A16_WARP + lane;
-    const int   share  = (n + THREADS - 1) / THREADS * W4A16_WARP;
-    const int   begin  = min(warp * share, n);
-    const int   end    = min(begin + share, n);
-    const int   tokens = W4A16_WARP / used, slots = W4A16_WARP % used;  // from a lane's id to its next
+    int * const counts  = (int *) nvfp4_grouped_counts;
+    const int   experts = gridDim.x;
+    const int   expert  = blockIdx.x;
+    const int   warp    = threadIdx.x / W4A16_WARP;
+    const int   lane    = threadIdx.x % W4A16_WARP;
+    const int   share   = (n + NVFP4_GROUPED_ROUTERS - 1) / NVFP4_GROUPED_ROUTERS * W4A16_WARP;
+    const int   begin   = min(warp * share, n);
+    const int   end     = min(begin + share, n);
+    const int   tokens  = W4A16_WARP / used, slots = W4A16_WARP % used;  // from a lane's id to its next
 
     // all lanes come along, some with id -1
     const auto for_each_id = [&](const auto work) {
@@ -174,7 +170,9 @@ static __device__ __forceinline__ void nvfp4_grouped_route_to(const nvfp4_groupe
         }
     };
 
-    for (int e = tid; e < experts; e += THREADS) {
+    w4a16_wait_for_the_other();
+    w4a16_others_may_begin();
+    for (int e = threadIdx.x; e < experts; e += NVFP4_GROUPED_ROUTERS) {
         counts[e] = 0;
     }
     __syncthreads();
@@ -225,42 +223,28 @@ static __device__ __forceinline__ void nvfp4_grouped_route_to(const nvfp4_groupe
     });
     // the last expert's block: also the groups of no expert
     const int64_t until = (expert == experts - 1 ? p.groups : groups) * 8;
-    for (int64_t i = first + count + tid; i < until; i += THREADS) {
+    for (int64_t i = first + count + threadIdx.x; i < until; i += NVFP4_GROUPED_ROUTERS) {
         p.of[i] = -1;
     }
-    for (int i = tid; i * tile_n < count; i += THREADS) {
+    for (int i = threadIdx.x; i * tile_n < count; i += NVFP4_GROUPED_ROUTERS) {
         p.chunks[chunks_before + i] = make_uint4(expert, first + i * tile_n, min(tile_n, count - i * tile_n), 0);
     }
 }
 
-template <int tile_n>
-static __global__ void __launch_bounds__(W4A16_WARP * NVFP4_GROUPED_ROUTERS)
-nvfp4_grouped_route(const nvfp4_grouped_problem p, const int32_t * __restrict__ ids, const int64_t ids_token, const int n) {
-    w4a16_wait_for_the_other();
-    w4a16_others_may_begin();
-    nvfp4_grouped_route_to<tile_n, NVFP4_GROUPED_ROUTERS>(p, ids, ids_token, n, blockIdx.x, gridDim.x);
-}
-
 // -- convert --
 
-// Where activations are written: bytes from one to the next.
-struct nvfp4_grouped_order {
-    int64_t group, column, step;
-    int     fragment, half;
-};
-
-// 8 columns by a block of threads (32, warps): lane 8 q + c has column c's 16 of each of 4 blocks, of which q says word and
-// nibble. x: column c's, or not there. Together: steps whose reads wait for the memory at once.
+// The 8 columns of a block of threads (32, warps): lane 8 q + c has column c's 16 of each of 4 blocks, of which q says word and
+// nibble. of: column c's. Together: steps whose reads wait for the memory at once.
 template <int warps, int together>
-static __device__ __forceinline__ void nvfp4_grouped_convert(const nvfp4_grouped_problem & p, const float * x, const bool there,
-                                                             const int group, const nvfp4_grouped_order & order) {
+static __device__ __forceinline__ void nvfp4_grouped_convert(const nvfp4_grouped_problem & p, const nvfp4_grouped_activations & a,
+                                                             const int of) {
     __shared__ float of_warps[warps][8];
 
     const int     col  = threadIdx.x % 8;
     const int     word = threadIdx.x / 8 % 2;
     const int     high = threadIdx.x / 16;
-    const float * from = x + 4 * word + 8 * high;
-    uint8_t *     to   = p.x16 + group * order.group + (2 * word + high) * order.fragment + col * order.column;
+    const float * from = a.x + of / a.used * a.token + of % a.used % a.slots * a.slot + 4 * word + 8 * high;
+    uint8_t *     to   = p.x16 + (int64_t) blockIdx.x * NVFP4_GROUPED_GROUP_BYTES + (2 * word + high) * 256 + col * 16;
 
     const int     steps = p.units * W4A16_STEPS;
 
@@ -274,7 +258,7 @@ static __device__ __forceinline__ void nvfp4_grouped_convert(const nvfp4_grouped
 #pragma unroll
                 for (int t = 0; t < 4; ++t) {
                     const float * at = from + step / W4A16_STEPS * W4A16_UNIT + step % W4A16_STEPS * 16 + 64 * t;
-                    read[i][t] = !there || step >= steps ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : *(const float4 *) at;
+                    read[i][t] = of < 0 || step >= steps ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : *(const float4 *) at;
                     largest    = fmaxf(largest, w4a16_largest(read[i][t]));
                 }
             }
@@ -283,12 +267,11 @@ static __device__ __forceinline__ void nvfp4_grouped_convert(const nvfp4_grouped
                 const int step = first + i * warps;
                 if (step < steps) {
                     const float4(&v)[4] = read[i];
-                    uint8_t * at = to + step * order.step;
-                    *(uint4 *) at = make_uint4(w4a16_pair(v[0].x, v[0].z, scale), w4a16_pair(v[1].x, v[1].z, scale),
-                                               w4a16_pair(v[2].x, v[2].z, scale), w4a16_pair(v[3].x, v[3].z, scale));
-                    at += order.half;
-                    *(uint4 *) at = make_uint4(w4a16_pair(v[0].y, v[0].w, scale), w4a16_pair(v[1].y, v[1].w, scale),
-                                               w4a16_pair(v[2].y, v[2].w, scale), w4a16_pair(v[3].y, v[3].w, scale));
+                    uint8_t * there = to + step * p.groups * NVFP4_GROUPED_GROUP_BYTES;
+                    *(uint4 *) there = make_uint4(w4a16_pair(v[0].x, v[0].z, scale), w4a16_pair(v[1].x, v[1].z, scale),
+                                                  w4a16_pair(v[2].x, v[2].z, scale), w4a16_pair(v[3].x, v[3].z, scale));
+                    *(uint4 *) (there + 128) = make_uint4(w4a16_pair(v[0].y, v[0].w, scale), w4a16_pair(v[1].y, v[1].w, scale),
+                                                          w4a16_pair(v[2].y, v[2].w, scale), w4a16_pair(v[3].y, v[3].w, scale));
                 }
             }
         }
@@ -307,20 +290,11 @@ static __device__ __forceinline__ void nvfp4_grouped_convert(const nvfp4_grouped
     }
     const uint32_t taken_as = w4a16_taken_as(largest);
     if (threadIdx.y == 0 && threadIdx.x < 8) {
-        p.undo[(int64_t) group * 8 + col] = 128.0f * w4a16_undo(taken_as);
+        p.undo[(int64_t) blockIdx.x * 8 + col] = 128.0f * w4a16_undo(taken_as);
     }
     if (w4a16_scale(taken_as) != 1.0f) {
         convert(w4a16_scale(taken_as));
     }
-}
-
-// The columns of group blockIdx.x, for the bulk copies of the product. of: column c's.
-template <int warps, int together>
-static __device__ __forceinline__ void nvfp4_grouped_convert_columns(
-        const nvfp4_grouped_problem & p, const nvfp4_grouped_activations & a, const int of) {
-    const nvfp4_grouped_order order = {NVFP4_GROUPED_GROUP_BYTES, 16, p.groups * NVFP4_GROUPED_GROUP_BYTES, 256, 128};
-    nvfp4_grouped_convert<warps, together>(p, a.x + of / p.used * a.token + of % p.used % p.slots * a.slot, of >= 0, blockIdx.x,
-                                           order);
 }
 
 // Blocks of 8 columns, threads (32, warps).
@@ -332,7 +306,7 @@ nvfp4_grouped_to_f16(const nvfp4_grouped_problem p, const nvfp4_grouped_activati
     w4a16_others_may_begin();
     const int of = p.of[(int64_t) blockIdx.x * 8 + threadIdx.x % 8];
     if (!__all_sync(0xFFFFFFFF, of < 0)) {  // each warp has all columns
-        nvfp4_grouped_convert_columns<warps, together>(p, a, of);
+        nvfp4_grouped_convert<warps, together>(p, a, of);
     }
 }
 
@@ -412,7 +386,7 @@ nvfp4_grouped_few(const nvfp4_grouped_problem p, const int32_t * __restrict__ id
     int id[EACH];
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
-        id[i] = at(i) < n ? ids[at(i) / p.used * ids_token + at(i) % p.used] : -1;
+        id[i] = at(i) < n ? ids[at(i) / a.used * ids_token + at(i) % a.used] : -1;
     }
     __syncthreads();
 #pragma unroll
@@ -472,7 +446,7 @@ nvfp4_grouped_few(const nvfp4_grouped_problem p, const int32_t * __restrict__ id
     if (tid < 8) {
         p.of[(int64_t) blockIdx.x * 8 + tid] = of;
     }
-    nvfp4_grouped_convert_columns<warps, 1>(p, a, of);
+    nvfp4_grouped_convert<warps, 1>(p, a, of);
 }
 
 // -- tiles --
@@ -639,29 +613,22 @@ template <typename C> class nvfp4_grouped_sums {
         if (C::WGMMA) {
             w4a16_wgmma_wait<0>();
         }
+        release_activations();
         if (!EARLY) {
             read_columns();
         }
-        release_activations();
         write<width>();
     }
 
   private:
     // What belongs to every 32nd column: the lanes ask each other for the rest.
     __device__ __forceinline__ void read_columns() {
-        const int32_t * of   = p_.of + tile_.first;
-        const float *   undo = p_.undo + tile_.first;
-        if (C::GATHER) {
-            // with the last of the activations
-            of   = (const int32_t *) (xs_ + x_done_ * C::X_BYTES + C::X_TILE);
-            undo = (const float *) (of + C::TILE_N);
-        }
 #pragma unroll
         for (int i = 0; i < READ; ++i) {
             const int  col   = i * W4A16_WARP + threadIdx.x;
             const bool there = col < tile_.columns;
-            of_[i]   = there ? of[col] : -1;
-            undo_[i] = there ? undo[col] : 0.0f;
+            of_[i]   = there ? p_.of[tile_.first + col] : -1;
+            undo_[i] = there ? p_.undo[tile_.first + col] : 0.0f;
         }
     }
 
@@ -739,10 +706,6 @@ template <typename C> class nvfp4_grouped_sums {
 
         if (s % STEPS == 0) {
             w4a16_wait_for(stages_.x_full + x_.stage, x_.parity);
-            if (C::WGMMA && C::GATHER) {
-                // wgmma reads as the copy engine does, but threads have copied
-                w4a16_before_copies();
-            }
         }
         const uint8_t * x = xs_ + x_.stage * C::X_BYTES + s % STEPS * (C::TILE_N / 8 * NVFP4_GROUPED_GROUP_BYTES);
         if constexpr (C::WGMMA) {
@@ -804,7 +767,7 @@ template <typename C> class nvfp4_grouped_sums {
     }
 
     __device__ __forceinline__ void release_activations() {
-        if (!C::WGMMA && !C::GATHER) {
+        if (!C::WGMMA) {
             // the copy engine does not wait for reads by itself
             w4a16_before_copies();
         }
@@ -813,7 +776,7 @@ template <typename C> class nvfp4_grouped_sums {
     }
 
     static constexpr int  READ  = (C::TILE_N + W4A16_WARP - 1) / W4A16_WARP;
-    static constexpr bool EARLY = READ <= 2 && !C::GATHER;  // more registers than these are needed for what is multiplied
+    static constexpr bool EARLY = READ <= 2;  // more registers than these are needed for what is multiplied
 
     const nvfp4_grouped_problem & p_;
     const uint8_t * const         xs_;
@@ -855,7 +818,7 @@ template <typename C> static __device__ __forceinline__ void nvfp4_grouped_block
     uint8_t * const xs = nvfp4_grouped_shared;
     uint8_t * const ws = xs + C::X_STAGES * C::X_BYTES;
     if (threadIdx.x == 0 && threadIdx.y == 0) {
-        stages.init(C::X_COPIERS);
+        stages.init();
     }
     __syncthreads();
 
@@ -879,12 +842,8 @@ template <typename C> static __device__ __forceinline__ void nvfp4_grouped_block
     if (tid < C::COPIERS) {
         // weights may come before
         nvfp4_grouped_copy_weights<C>(p, ws, stages, tid);
-    } else if (tid >= 3 * W4A16_WARP && tid < 3 * W4A16_WARP + C::X_COPIERS) {
-        if constexpr (C::GATHER) {
-            nvfp4_grouped_gather_activations(p, xs, stages);
-        } else {
-            nvfp4_grouped_copy_activations<C>(p, xs, stages);
-        }
+    } else if (tid == 3 * W4A16_WARP) {
+        nvfp4_grouped_copy_activations<C>(p, xs, stages);
     }
 }
 
@@ -902,7 +861,8 @@ static __global__ void __launch_bounds__(C::ALL, C::BLOCKS) nvfp4_grouped(const 
 
 // with the kernel's qualifiers: see w4a16_to_f16's
 template <int tile_n>
-static __global__ void nvfp4_grouped_route(const nvfp4_grouped_problem, const int32_t * __restrict__, const int64_t, const int) {
+static __global__ void nvfp4_grouped_route(const nvfp4_grouped_problem, const int32_t * __restrict__, const int64_t, const int,
+                                           const int) {
     __trap();
 }
 
@@ -938,10 +898,8 @@ template <typename C> static inline nvfp4_grouped_layout nvfp4_grouped_layout_of
     nvfp4_grouped_layout l;
     l.groups    = (n + 7 * taken) / 8;
     l.chunks    = (n + (C::TILE_N - 1) * taken) / C::TILE_N;
-    // what is converted: rows of x, in eights, or columns
-    const int64_t rows = C::GATHER ? (a.tokens * (a.slots < a.used ? a.slots : a.used) + 7) / 8 * 8 : l.groups * 8;
-    l.undo      = rows * a.k * (int64_t) sizeof(__half);
-    l.of        = l.undo + aligned(rows * (int64_t) sizeof(float));
+    l.undo      = l.groups * 8 * a.k * (int64_t) sizeof(__half);
+    l.of        = l.undo + aligned(l.groups * 8 * (int64_t) sizeof(float));
     l.chunks_at = l.of + aligned(l.groups * 8 * (int64_t) sizeof(int32_t));
     l.chunks_used    = l.chunks_at + aligned(l.chunks * (int64_t) sizeof(uint4));
     l.size      = l.chunks_used + 256;
@@ -989,15 +947,15 @@ template <typename C> static inline nvfp4_grouped_problem nvfp4_grouped_problem_
     uint8_t * const            base = (uint8_t *) a.scratch;
     return {(const uint8_t *) a.w, base, (float *) (base + l.undo), (int32_t *) (base + l.of), (uint4 *) (base + l.chunks_at),
             (int32_t *) (base + l.chunks_used), a.y, a.w_expert, l.groups, (int) a.m, (int) (a.k / W4A16_UNIT),
-            (int) ((a.m + C::TILE_M - 1) / C::TILE_M), (int) a.used, (int) (a.slots < a.used ? a.slots : a.used)};
+            (int) ((a.m + C::TILE_M - 1) / C::TILE_M)};
 }
 
-// Many ids are routed by blocks of their own, as each reads all of them.
-template <typename C> static cudaError_t nvfp4_grouped_prepare_columns(const nvfp4_grouped_args & a, cudaStream_t stream) {
+// What comes before the product. Many ids are routed by blocks of their own, as each reads all of them.
+template <typename C> static cudaError_t nvfp4_grouped_prepare_cuda(const nvfp4_grouped_args & a, cudaStream_t stream) {
     constexpr int                   FEW_WARPS = 16, WARPS = 8;  // the fewer blocks, the more of each
     constexpr int                   TOGETHER  = C::FEW > 0 ? 1 : 4;  // more registers leave the product less room to begin
     const nvfp4_grouped_problem     p       = nvfp4_grouped_problem_of<C>(a);
-    const nvfp4_grouped_activations x       = {a.x, a.x_token, a.x_slot};
+    const nvfp4_grouped_activations x       = {a.x, (int) a.used, (int) a.slots, a.x_token, a.x_slot};
     const int                       experts = (int) a.experts;
     const int                       n       = (int) (a.tokens * a.used);
     const int                       shared  = experts * (int) sizeof(int);
@@ -1008,20 +966,10 @@ template <typename C> static cudaError_t nvfp4_grouped_prepare_columns(const nvf
                                         p, a.ids, a.ids_token, n, experts, x);
         }
     }
-    const dim3        routers(W4A16_WARP, NVFP4_GROUPED_ROUTERS);
-    const cudaError_t status = nvfp4_grouped_launch(nvfp4_grouped_route<C::TILE_N>, dim3((unsigned) experts), routers, shared,
-                                                    stream, p, a.ids, a.ids_token, n);
+    const cudaError_t status = nvfp4_grouped_launch(nvfp4_grouped_route<C::TILE_N>, dim3((unsigned) experts),
+                                                    dim3(NVFP4_GROUPED_ROUTERS), shared, stream, p, a.ids, a.ids_token, x.used, n);
     return status != cudaSuccess
         ? status : nvfp4_grouped_launch(nvfp4_grouped_to_f16<WARPS, TOGETHER>, blocks, dim3(W4A16_WARP, WARPS), 0, stream, p, x);
-}
-
-// What comes before the product.
-template <typename C> static cudaError_t nvfp4_grouped_prepare_cuda(const nvfp4_grouped_args & a, cudaStream_t stream) {
-    if constexpr (C::GATHER) {
-        return nvfp4_grouped_prepare_rows(C(), a, stream);
-    } else {
-        return nvfp4_grouped_prepare_columns<C>(a, stream);
-    }
 }
 
 template <typename C>

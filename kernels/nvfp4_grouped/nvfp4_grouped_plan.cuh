@@ -49,9 +49,9 @@ struct nvfp4_grouped_table {
     int                       count;
 };
 
-template <int tile_m, int tile_n, int groups, int w_stages, int x_step, int x_stages, int blocks, bool wgmma, bool gather = false>
+template <int tile_m, int tile_n, int groups, int w_stages, int x_step, int x_stages, int blocks, bool wgmma>
 static constexpr nvfp4_grouped_kernel nvfp4_grouped_kernel_of(const int multiprocessor_kb) {
-    using C = nvfp4_grouped_config<tile_m, tile_n, groups, w_stages, x_step, x_stages, blocks, wgmma, gather>;
+    using C = nvfp4_grouped_config<tile_m, tile_n, groups, w_stages, x_step, x_stages, blocks, wgmma>;
     // a multiprocessor keeps 1 KB for each block
     return blocks * (C::SHARED + 1024) <= multiprocessor_kb * 1024
         ? nvfp4_grouped_kernel{nvfp4_grouped_cuda<C>, nvfp4_grouped_prepare_cuda<C>, nvfp4_grouped_scratch_bytes<C>, tile_m, tile_n,

@@ -2,7 +2,6 @@
 
 #pragma once
 
-#include "nvfp4_grouped_gather.cuh"
 #include "nvfp4_grouped_plan.cuh"
 
 #include <string>
@@ -11,26 +10,22 @@
 struct rung {
     std::string          name;
     nvfp4_grouped_kernel kernel;
-    bool                 wgmma, gather;
+    bool                 wgmma;
 };
 
-template <int tile_m, int tile_n, int groups, int w_stages, int x_step, int x_stages, int blocks, bool wgmma, bool gather = false>
+template <int tile_m, int tile_n, int groups, int w_stages, int x_step, int x_stages, int blocks, bool wgmma>
 static rung rung_of() {
     const std::string tile = std::to_string(tile_m) + "x" + std::to_string(tile_n);
     return {(wgmma ? "wgmma " : "mma ") + tile + " w" + std::to_string(w_stages) + " x" + std::to_string(x_step) + "*" +
-                std::to_string(x_stages) + " b" + std::to_string(blocks) + (gather ? " gather" : ""),
-            nvfp4_grouped_kernel_of<tile_m, tile_n, groups, w_stages, x_step, x_stages, blocks, wgmma, gather>(228), wgmma,
-            gather};
+                std::to_string(x_stages) + " b" + std::to_string(blocks),
+            nvfp4_grouped_kernel_of<tile_m, tile_n, groups, w_stages, x_step, x_stages, blocks, wgmma>(228), wgmma};
 }
 
-// What `tune` times: the rows of the tables first, then the same by gather.
+// What `tune` times: the rows of the tables first.
 static std::vector<rung> all_rungs() {
     return {rung_of<128, 64, 2, 5, 128, 5, 1, true>(),  rung_of<128, 192, 2, 4, 64, 5, 1, true>(),
             rung_of<64, 32, 1, 6, 256, 3, 2, false>(),  rung_of<128, 64, 2, 5, 128, 5, 1, false>(),
             rung_of<128, 64, 2, 2, 64, 4, 1, false>(),
-            rung_of<128, 64, 2, 5, 128, 5, 1, true, true>(),  rung_of<128, 192, 2, 4, 64, 5, 1, true, true>(),
-            rung_of<64, 32, 1, 6, 256, 3, 2, false, true>(),  rung_of<128, 64, 2, 5, 128, 5, 1, false, true>(),
-            rung_of<128, 64, 2, 2, 64, 4, 1, false, true>(),
 #ifndef NVFP4_GROUPED_FEW_RUNGS
             rung_of<64, 32, 1, 6, 256, 3, 2, true>(),   rung_of<64, 16, 1, 5, 128, 3, 3, true>(),
             rung_of<128, 16, 2, 4, 256, 3, 2, true>(),  rung_of<128, 32, 2, 3, 256, 3, 2, false>(),

@@ -94,14 +94,14 @@ template <int stages> struct w4a16_ring {
 template <typename C> struct w4a16_stages {
     uint64_t w_full[C::W_STAGES], w_free[C::W_STAGES], x_full[C::X_STAGES], x_free[C::X_STAGES];
 
-    // one thread; x_copiers: threads that arrive when they have copied activations
-    __device__ __forceinline__ void init(const int x_copiers = 1) {
+    // one thread
+    __device__ __forceinline__ void init() {
         for (int i = 0; i < C::W_STAGES; ++i) {
             w4a16_barrier_init(w_full + i, C::COPIERS);
             w4a16_barrier_init(w_free + i, C::WARPS * W4A16_ARRIVALS);
         }
         for (int i = 0; i < C::X_STAGES; ++i) {
-            w4a16_barrier_init(x_full + i, x_copiers);
+            w4a16_barrier_init(x_full + i, 1);
             w4a16_barrier_init(x_free + i, C::WARPS * W4A16_ARRIVALS);
         }
         w4a16_before_copies();

@@ -22,7 +22,6 @@ INCLUDES = {
     "kbit/kbit_gemm": ['"kbit.cuh"', '"w4a16_gemm.cuh"'],
     "nvfp4_dequant/nvfp4_dequant": ["<cuda_bf16.h>", "<cuda_runtime.h>", "<cstdint>"],
     "nvfp4_grouped/nvfp4_grouped": ['"w4a16_wgmma.cuh"'],
-    "nvfp4_grouped/nvfp4_grouped_gather": ['"nvfp4_grouped.cuh"'],
     "nvfp4_grouped/nvfp4_grouped_plan": ['"nvfp4_grouped.cuh"'],
     "q4_dequant/q4_dequant": ["<cuda_fp16.h>", "<cuda_runtime.h>", "<cstdint>"],
     "w4a16_gemm/w4a16_gemm": ["<cuda_fp16.h>", "<cuda_runtime.h>", "<cstddef>", "<cstdint>", "<cstring>"],
@@ -48,12 +47,7 @@ COMPILED = {
         "_Z11kbit_unpack": 3 * 4 * 3,
     },
     "nvfp4_dequant": {"nvfp4_dequant_bf16": 2 * 3},
-    "nvfp4_grouped": {
-        "_Z13nvfp4_grouped": 2 * 5 * 5,
-        "_Z19nvfp4_grouped_route": 3 * 5,
-        "_Z20nvfp4_grouped_to_f16": 2 * 5,
-        "_Z18nvfp4_grouped_rows": 3 * 5,
-    },
+    "nvfp4_grouped": {"_Z13nvfp4_grouped": 5 * 5, "_Z19nvfp4_grouped_route": 3 * 5, "_Z20nvfp4_grouped_to_f16": 2 * 5},
     "q4_dequant": {"_Z14q4_dequant_f16": 2 * 2 * 3},
     "w4a16_gemm": {
         "_Z16w4a16_wgmma_gemm": 2 * 6 * 5,

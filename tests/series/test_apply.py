@@ -232,10 +232,18 @@ def test_clashes(shout: Project) -> None:
     write(shout.root, {"kernels/a.c": "a\n", "kernels/b.c": "b\n"})
     shout.series("a", {}, "overlay kernels/a.c ggml/k.c")
     shout.series("b", {}, "overlay kernels/b.c ggml/k.c")
-    with pytest.raises(SpecError, match=r"both overlay ggml/k\.c"):
+    with pytest.raises(SpecError, match=r"a and b overlay ggml/k\.c with kernels/a\.c and kernels/b\.c"):
         shout.apply("a", "b")
     with pytest.raises(SpecError, match="there twice"):
         shout.apply("shout", "shout")
+
+
+def test_series_share_a_kernels_file(shout: Project) -> None:
+    write(shout.root, {"kernels/a.c": "a\n", "kernels/b.c": "b\n"})
+    shout.series("a", {}, "overlay kernels/a.c ggml/a.c")
+    shout.series("b", {}, "overlay kernels/a.c ggml/a.c\noverlay kernels/b.c ggml/b.c")
+    source = shout.apply("a", "b")
+    assert [shout.content(source, f"ggml/{name}") for name in ("a.c", "b.c")] == ["a\n", "b\n"]
 
 
 def test_many_at_once(shout: Project) -> None:

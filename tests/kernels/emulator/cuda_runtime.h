@@ -93,7 +93,7 @@ struct emulated_thread {
     int turn;  // which of the two it writes to next
 
     // copies to shared memory that are under way, by group; the last group is not committed yet
-    std::vector<std::vector<std::function<void()>>> copies;
+    std::vector<std::vector<std::pair<void *, const void *>>> copies;
 
     // products of a warpgroup that are under way, the same
     std::vector<std::vector<std::function<void()>>> products;
@@ -247,8 +247,8 @@ static bool emulated_reversed() {
 // Of device memory: where each piece begins and its bytes.
 static std::map<const char *, size_t> emulated_allocations;
 
-static void emulated_check_copy(const void * to, const void * from, size_t bytes, size_t aligned) {
-    if ((uintptr_t) to % aligned != 0 || (uintptr_t) from % aligned != 0 || bytes % aligned != 0) {
+static void emulated_check_copy(const void * to, const void * from, size_t bytes) {
+    if ((uintptr_t) to % 16 != 0 || (uintptr_t) from % 16 != 0 || bytes % 16 != 0) {
         emulated_abort("a copy that is not aligned");
     }
     const char * const begin = (const char *) from;
@@ -258,13 +258,13 @@ static void emulated_check_copy(const void * to, const void * from, size_t bytes
     }
 }
 
-// As late as a kernel may rely on it, when its group is waited for; or, reversed, at once.
-static void emulated_copy(void * to, const void * from, size_t bytes) {
-    emulated_check_copy(to, from, bytes, bytes);
+// 16 bytes, as late as a kernel may rely on it, when their group is waited for; or, reversed, at once.
+static void emulated_copy(void * to, const void * from) {
+    emulated_check_copy(to, from, 16);
     if (emulated_reversed()) {
-        memcpy(to, from, bytes);
+        memcpy(to, from, 16);
     } else {
-        emulated.running->copies.back().push_back([=] { memcpy(to, from, bytes); });
+        emulated.running->copies.back().emplace_back(to, from);
     }
 }
 
@@ -274,7 +274,7 @@ static void emulated_wait_group(int left) {
     auto & copies = emulated.running->copies;
     while ((int) copies.size() - 1 > left) {
         for (const auto & copy : copies.front()) {
-            copy();
+            memcpy(copy.first, copy.second, 16);
         }
         copies.erase(copies.begin());
     }
@@ -325,7 +325,7 @@ static void emulated_arrive(uint64_t * barrier, int bytes) {
 
 // As late as a kernel may rely on it, when somebody asks whether it is there; or, reversed, at once.
 static void emulated_bulk_copy(void * to, const void * from, int bytes, uint64_t * barrier) {
-    emulated_check_copy(to, from, bytes, 16);
+    emulated_check_copy(to, from, bytes);
     emulated_barrier & b = emulated_barriers.at(barrier);
     b.copies.push_back([&b, to, from, bytes] {
         memcpy(to, from, bytes);
@@ -345,7 +345,7 @@ static void emulated_arrive_after_copies(uint64_t * barrier) {
     emulated.running->copies.back().clear();
     b.copies.push_back([&b, copies] {
         for (const auto & copy : copies) {
-            copy();
+            memcpy(copy.first, copy.second, 16);
         }
         if (b.pending-- == 0) {
             emulated_abort("more arrive at a barrier than it counts");
