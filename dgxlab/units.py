@@ -52,12 +52,13 @@ METRICS = {
         Metric("ttft_p95_ms", "ms", "lower", "TTFT p95"),
         Metric("itl_p50_ms", "ms", "lower", "ITL p50"),
         Metric("itl_p99_ms", "ms", "lower", "ITL p99"),
-        # of kernels under a tracer: their sum in a step, when any ran, the host's clock, one launch; launches in a step
+        # of kernels under a tracer: their sum in a step, when any ran, the clock, one launch; launches, and in graphs
         Metric("step_us", "us", "lower", "step"),
         Metric("busy_us", "us", "lower", "busy"),
         Metric("wall_us", "us", "lower", "wall"),
         Metric("launch_us", "us", "lower", "launch"),
         Metric("launches", "launches", "lower"),
+        Metric("graph_nodes", "launches", "higher", "in graphs"),
         Metric("flops", "FLOPS", "higher", "", {"MFLOPS": 1e6, "GFLOPS": 1e9, "TFLOPS": 1e12}),
         # llama.cpp divides by 2^30 and prints GB/s: stored as what it is, shown in the unit of every other rate
         Metric("bandwidth_gb_s", "GiB/s", "higher", "", {"GB/s": 1e9 / 2**30}),

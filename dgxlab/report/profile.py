@@ -14,7 +14,7 @@ from dgxlab.report.evidence import Evidence, Measured
 from dgxlab.report.records import Column, Number, Page, Row, Table, Value, grouped
 from dgxlab.report.tables import flags, origin_of
 from dgxlab.tools import BY_FORM
-from dgxlab.tools.profile_files import OTHER, group_of, short
+from dgxlab.tools.profile_files import NODES, OTHER, group_of, short
 
 if TYPE_CHECKING:
     from dgxlab.store import Store
@@ -163,6 +163,9 @@ def _notes(each: Profile) -> Iterable[str]:
     numbers = each.cell.quantities
     busy, wall = numbers["busy_us"].middle, numbers["wall_us"].middle
     yield f"kernels run in {100 * busy / wall:.1f} % of a step of {wall:.1f} us, which the tracer makes longer"
+    if NODES in numbers:
+        nodes, launches = numbers[NODES].middle, sum(kernel.numbers["launches"].middle for kernel in each.kernels)
+        yield f"{nodes:g} of {launches:g} launches of a step are nodes of a CUDA graph"
     if each.us > OVERLAP * busy:
         yield f"kernels overlap: times that add up to {each.us:.1f} us pass in {busy:.1f} us"
     others = [kernel for kernel in each.kernels if kernel.group == OTHER]

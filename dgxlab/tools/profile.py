@@ -15,7 +15,7 @@ from dgxlab.model import Cell, CellResult, Measurement, Param
 from dgxlab.tools import batched_bench, profile_files
 from dgxlab.tools.batched_bench import BatchedBench
 from dgxlab.tools.harness import kernel_files
-from dgxlab.tools.profile_files import ALL, UNITS, Durations, samples, short, summary
+from dgxlab.tools.profile_files import ALL, NODES, UNITS, Durations, samples, short, summary
 from dgxlab.tools.reading import whole
 from dgxlab.tools.rows import Columns, Parsed, Refused, json_rows, match_rows
 from dgxlab.tools.tool import Keep, Launch, Tool, key
@@ -40,6 +40,8 @@ class Pass:
     """Time in which at least one kernel ran."""
     kernels: dict[str, list[int]] = field(default_factory=dict)
     """Durations of the launches that began in the pass, by the kernel's short name."""
+    nodes: int = 0
+    """How many of them were nodes of a CUDA graph."""
 
 
 FIELDS = {"trace": 3, "kernel": 6, "pass": 3, "launch": 5, "end": 3}
@@ -71,11 +73,12 @@ def passes(text: str) -> list[Pass]:
     result = [Pass(int(tokens), int(end) - int(begin)) for tokens, begin, end in lines["pass"]]
     begins, ends = ([int(values[place]) for values in lines["pass"]] for place in (1, 2))
     until = 0  # kernels of several streams overlap
-    launches = ((int(start), int(ns), names[kernel]) for kernel, _, _, start, ns in lines["launch"])
-    for start, ns, kernel in sorted(launches):
+    launches = ((int(start), int(ns), names[kernel], int(node)) for kernel, _, node, start, ns in lines["launch"])
+    for start, ns, kernel, node in sorted(launches):
         at = bisect.bisect_right(begins, start) - 1
         if at >= 0 and start < ends[at]:  # else it belongs to loading
             result[at].kernels.setdefault(kernel, []).append(ns)
+            result[at].nodes += node != 0
             result[at].busy += max(0, start + ns - max(start, until))
             until = max(until, start + ns)
     return result
@@ -104,6 +107,8 @@ def _rows(traced: Sequence[Pass], cells: Sequence[Cell], printed: Mapping[str, A
                 more |= {name: printed[name] for name in ("n_threads", "n_threads_batch") if name in printed}
                 for name in ("busy", "wall"):
                     more[f"{name}_us"] = [sum(getattr(p, name) for p in each) / steps / 1e3 for each in rounds[1:]]
+                if all(nodes := [sum(p.nodes for p in each) / steps for each in rounds[1:]]):
+                    more[NODES] = nodes
             yield {**size, **row, **more}
 
 

@@ -21,7 +21,17 @@ from dgxlab.tools.rows import Refused, column, positive
 Durations = Mapping[str, Sequence[int]]
 """The duration of each launch, in ns, by kernel."""
 
-UNITS = {"step_us": "us", "busy_us": "us", "wall_us": "us", "launch_us": "us", "launches": "launches"}
+NODES = "graph_nodes"
+"""Metric of all kernels together: launches of a step that were nodes of a CUDA graph. There is none if none was."""
+
+UNITS = {
+    "step_us": "us",
+    "busy_us": "us",
+    "wall_us": "us",
+    "launch_us": "us",
+    "launches": "launches",
+    NODES: "launches",
+}
 """Unit of each metric of a row."""
 
 ALL = "all"

@@ -30,13 +30,14 @@ BENCH = ProfileBench("q4k", (128,), (4,), (1, 32), phase=("decode",))
 
 
 def profiled(
-    store: Store, name: str, job_id: str, kernels: Mapping[str, int], early: int = 0, **changes: Any
+    store: Store, name: str, job_id: str, kernels: Mapping[str, int], early: int = 0, node: int = 0, **changes: Any
 ) -> Session:
     experiment = h200(**{"name": name, "bench": (BENCH,), "gates": (), "root": str(PROJECT), **changes})
     session = Session(store, experiment, job_id, tree=source([name]))
     twice = {kernel: [ns // 2, ns - ns // 2] for kernel, ns in kernels.items()}
     (step,) = session.plan.runs
-    parsed = BENCHES["profile"].parse(output(128, 4, [1, 32], twice, early=early), step.cells)
+    text = output(128, 4, [1, 32], twice, early=early).replace("launch\t1\t7\t0\t", f"launch\t1\t7\t{node}\t")
+    parsed = BENCHES["profile"].parse(text, step.cells)
     assert parsed.problems == ()
     cells = {cell.key: cell for cell in (*step.cells, *parsed.parts)}
     session.build().runs(lambda _: parsed.results, only=("profile",), cells=cells).end()
@@ -80,6 +81,13 @@ def test_times_that_overlap_are_told(store: Store, early: int, told: bool) -> No
     union = (sum(STEP.values()) - (2 * len(STEP) - 1) * early) / 1e3
     assert (f"overlap: times that add up to 1000.0 us pass in {union:.1f} us" in notes) == told
     assert ("overlap" in notes) == told
+
+
+@pytest.mark.parametrize(("node", "told"), [(0, False), (99, True)])
+def test_launches_in_graphs_are_told(store: Store, node: int, told: bool) -> None:
+    profiled(store, "moe", "20261120-090000-moe", STEP, node=node)
+    notes = page(store, query({"form": "profile", "experiment": "moe"})).tables[0].notes
+    assert (f"2 of {2 * len(STEP)} launches of a step are nodes of a CUDA graph" in notes) == told
 
 
 def test_a_token_is_a_part_of_a_step(store: Store) -> None:

@@ -42,6 +42,7 @@ def test_a_captured_trace_has_every_node_of_its_graphs() -> None:
     eager = {"mul_mat_q<40>": 1, "rms_norm_f32": 1, "mul_mat_q<8>": 2, "[memcpy device to device]": 1, "[memset]": 1}
     assert [each == eager for each in counts] == [each.tokens > 1 for each in phases]
     assert all(each == {kernel: 2 * n for kernel, n in eager.items()} for each in counts[2:10])
+    assert [each.nodes for each in phases] == [0, *[0, *[12] * 8] * 4]
     assert not any("host to device" in kernel for each in counts for kernel in each)  # loading is in no pass
 
 
@@ -69,6 +70,17 @@ def test_every_kernel_is_a_cell_of_its_own() -> None:
     # a prompt of 32 x 128 tokens is two passes
     assert values["prompt pp128 tg4 B32", "launches"] == ((6.0,), ())
     assert values["prompt pp128 tg4 B32", "wall_us"][0] == pytest.approx((4.62, 4.62, 4.62))
+
+
+def test_launches_in_graphs_are_counted() -> None:
+    eager = output(128, 4, [1, 32], KERNELS)
+    counts = [
+        {m.samples for m in result.measurements if m.metric == "graph_nodes"}
+        for text in (eager, eager.replace("launch\t1\t7\t0\t", "launch\t1\t7\t99\t"))
+        for result, cell in zip(parse(text, cells()).results, cells(), strict=False)
+        if cell.label == "prompt pp128 tg4 B32"
+    ]
+    assert counts == [set(), {(4.0, 4.0, 4.0)}]  # a prompt of two passes, with two products in each
 
 
 def test_a_row_gives_its_numbers_again() -> None:
