@@ -28,7 +28,7 @@ def collect(store: Store, experiment: str | None = None, *, job_id: str | None =
     """Return the report of an experiment, or of the one session `job_id`.
 
     For an experiment, its newest session decides spec, tree and device. Each cell has its newest valid run on that
-    build, from any session. A session of two arms has a report of its verdicts only.
+    build, from any session, preferably an undisturbed one. A session of two arms has a report of its verdicts only.
 
     Raises:
         UsageError: if neither or both are given, or there is no such session.

@@ -1,6 +1,7 @@
 """What the record has on one arm, build and device: the newest valid run of each cell, gates, failures.
 
-For a session's chain with a verdict, a cell's number is the mean of the arm, which the verdict compares.
+A run that a hard event disturbed is taken only for a cell without any other. For a session's chain with a verdict, a
+cell's number is the mean of the arm, which the verdict compares.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dgxlab.judgement import Judged
 from dgxlab.model import BASELINE, CANDIDATE, Device, RunStep, canonical, model_read
 from dgxlab.report.ask import Ask, CellAsk, of_session
 from dgxlab.report.records import Conditions, Number, grouped
-from dgxlab.store import REJECTED, UNCOUNTED
+from dgxlab.store import FLAWED, REJECTED, UNCOUNTED
 
 if TYPE_CHECKING:
     from dgxlab.store import Job, Store
@@ -31,7 +32,8 @@ MINE = """WITH mine AS MATERIALIZED (
 """The jobs that built one tree in one configuration, for any experiment; `mine` says where, or in which session."""
 
 RUNS = f"""{MINE} SELECT run_id, job_id, arm, build_id, device_id, tool, coalesce(model_id, '') AS model_id, path,
-                         recipe, contents, env_digest, argv, started AS at, status, reason, chain, role, cycle
+                         recipe, contents, env_digest, argv, started AS at, status, reason, chain, role, cycle,
+                         run_id IN ({FLAWED}) AS flawed
            FROM mine JOIN runs USING (job_id, arm, build_id) LEFT JOIN inputs USING (job_id, model_id)
            LEFT JOIN chain_runs USING (run_id)
            WHERE NOT EXISTS (SELECT 1 FROM ({UNCOUNTED}) AS u WHERE u.job_id = mine.job_id)
@@ -207,9 +209,11 @@ def _measured(store: Store, ask: Ask, valid: Sequence[Row]) -> Iterator[Measured
     accepted = {name: model_read(model, valid) for name, model in ask.models.items()}
     asked = [(cell, (cell.cell.key, accepted.get(cell.model, ""), cell.identity[2])) for cell in ask.cells]
     of_chains = by_run(store, VALUES, [run["run_id"] for run in valid if run["role"] is not None])
+    ordinary = [run for run in valid if run["role"] is None]
+    sound, flawed = ([run for run in ordinary if run["flawed"] == mark] for mark in (0, 1))
     # prefer an ordinary run to a chain's, whatever its age: the other rows of a table are ordinary runs too
-    ordinary = _newest(store, [run for run in valid if run["role"] is None], {key for _, key in asked})
-    newest = {**dict(_of_chains(store, valid, of_chains)), **ordinary}
+    newest = dict(_of_chains(store, valid, of_chains)) | _newest(store, sound, {key for _, key in asked})
+    newest = _newest(store, flawed, {key for _, key in asked} - newest.keys()) | newest
     chosen = []
     for cell, key in asked:
         runs, numbers = newest.get(key, ([], {}))

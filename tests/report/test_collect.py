@@ -22,7 +22,7 @@ from dgxlab.model import (
 from dgxlab.report import Number, Report, Table, collect, collect_experiment, evidence, page, query, render
 from dgxlab.store import Store
 from dgxlab.tools import BackendOpsBench, LlamaBench, PerplexityGate
-from tests.journals import CLOCK, facts, source
+from tests.journals import CLOCK, THROTTLED, facts, source
 from tests.report.worlds import H200, Session, fails, h200, numbers, whole
 
 A, B, C = (f"20261120-10{n}000-h200-{letter}" for n, letter in enumerate("abc"))
@@ -55,6 +55,14 @@ def test_the_newest_valid_run_of_a_cell_counts(store: Store) -> None:
     assert report.missing == ()
     lost = [(f.session, f.what, f.status, f.reason, f.again) for f in report.failures]
     assert (C, "llama-bench q4k: pp512, tg32", "failed", "killed by SIGKILL", True) in lost
+
+
+def test_a_disturbed_run_counts_only_without_another(store: Store) -> None:
+    Session(store, SMALL, A, wanted=lambda model, env, cell: cell.label == "pp512").build().runs(numbers(100.0)).end()
+    Session(store, SMALL, B).build().runs(numbers(200.0), flags=[THROTTLED]).end()
+    report = collect(store, "h200")
+    assert speeds(report) == {"pp512": 100.0, "tg32": 200.0}
+    assert [(flag.labels, flag.hard) for flag in form(report, "single-stream").flags] == [(("tg32",), True)]
 
 
 def test_cells_may_come_from_several_sessions(store: Store) -> None:
