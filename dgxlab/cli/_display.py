@@ -22,7 +22,9 @@ class Lines:
 
     def __init__(self) -> None:
         self._run: events.RunEvent | None = None  # of a chain, ended and not shown yet
-        self._arms: set[str] = set()
+        # of the job that is shown
+        self._dirty: dict[str, bool] = {}  # by arm, whether it is a checkout
+        self._counts: dict[str, str] = {}  # by gate, the first arm that ran it
 
     def of(self, event: Any) -> list[str]:
         """Return the lines to print for an event, [] for most."""
@@ -33,14 +35,18 @@ class Lines:
                 return [f"waiting for the device: {event.path} is held by {event.owner}"]
             case "lock" if event.state == "unwatched":
                 return [f"the lock file {event.path} is neither read nor signed: {event.owner}"]
+            case "job":
+                self._dirty, self._counts = {}, {}
             case "build":
-                self._arms.add(event.arm)
+                self._dirty[event.arm] = event.source.dirty
                 how = "reused" if event.reused else f"built in {duration(event.seconds)}"
                 return [f"build {event.build_id} of {event.arm}: {how}"]
             case "model":
                 return [f"model {event.name}: {event.path}, {size(event.size)}"]
             case "gate":
-                return [_gate(event, len(self._arms) > 1)]
+                # a candidate's count must be the baseline's, whatever is recorded
+                first = self._counts.setdefault(about(event.gate), event.arm) == event.arm
+                return [_gate(event, len(self._dirty) > 1, records=first and not self._dirty.get(event.arm))]
             case "run" if event.chain:
                 self._run = event
             case "run":
@@ -51,7 +57,7 @@ class Lines:
         return []
 
 
-def _gate(event: events.GateEvent, several: bool) -> str:
+def _gate(event: events.GateEvent, several: bool, *, records: bool) -> str:
     gate = event.gate
     again = ", after the chains" if event.id.endswith(":after") else ""
     if not isinstance(gate, ParityGate):
@@ -63,9 +69,8 @@ def _gate(event: events.GateEvent, several: bool) -> str:
         counted = f"{reading['passed']}/{reading['total']}, {reading['unsupported']} unsupported"
     status = f"{event.status}{CHANGED * gate.overridden}"
     words = f"gate {about(gate)}{f' of {event.arm}' * several}{again}: {status}, {counted} ({duration(event.seconds)})"
-    # in a session of two arms the candidate's count must be the baseline's, whatever is recorded
-    recorded = not several and not again and gate.expect is None and event.status == "passed" and not gate.overridden
-    return words + ("; recorded as what to expect from now on" if recorded else "")
+    records = records and not again and gate.expect is None and event.status == "passed" and not gate.overridden
+    return words + "; recorded as what to expect from now on" * records
 
 
 def _run(event: events.RunEvent) -> list[str]:

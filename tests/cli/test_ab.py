@@ -16,7 +16,7 @@ from dgxlab.cli.run import Same
 from dgxlab.compare import MUST_AGREE
 from dgxlab.model.events import ChainEvent, LockEvent, read
 from tests.cli.conftest import Project, shown_on
-from tests.journals import Journal, plan
+from tests.journals import Journal, chain_step, plan, session_plan, source
 
 BENCH = "bench: [{llama-bench: {model: m, n_prompt: [16, 32], n_gen: 4}}]\nsession: {cycles: 6}\n"
 SPECS = {
@@ -271,6 +271,22 @@ def test_a_line_of_a_chain_says_what_is_wrong_with_it() -> None:
     assert shown.of(cooling) == ["chain:1 cooling from 70.0 °C to 50.0 °C, 70 °C"]
     hot = replace(event, state="done", conditions={}, note="the device did not cool")
     assert shown.of(hot) == ["chain:1 the device did not cool"]
+
+
+@pytest.mark.parametrize(
+    ("journal", "recorded"),
+    [
+        (Journal(plan("J")).job().build().gate().gate(id="gate:0:after"), [True, False]),
+        (Journal(plan("J")).job().build(source=replace(source(), dirty=True)).gate(), [False]),
+        (Journal(session_plan("J", chain_step())).built().gates().gate(id="gate:0:after"), [True, False, False]),
+    ],
+)
+def test_whose_count_is_recorded_is_said_once(journal: Journal, recorded: list[bool]) -> None:
+    """That of a checkout never is, and a candidate's must be the baseline's anyway."""
+    shown = Lines()
+    for _ in range(2):  # a search shows several jobs
+        lines = [line for event in journal.events for line in shown.of(read(event)) if line.startswith("gate ")]
+        assert [line.endswith("; recorded as what to expect from now on") for line in lines] == recorded
 
 
 @pytest.mark.parametrize(
