@@ -338,6 +338,8 @@ def raw(name: str) -> dict[str, Any]:
 CLOCK = {"device": "GPU-1", "name": "clocks.sm", "unit": "MHz", "n": 3, "median": 1980.0, "min": 345.0, "max": 1980.0}
 CAPPED = {"device": "GPU-1", "kind": "sw_power_cap", "hard": False, "reason": "SW power cap for 412 ms"}
 THROTTLED = {"device": "GPU-1", "kind": "hw_thermal", "hard": True, "reason": "HW thermal slowdown for 2.1 s"}
+UNDISTURBED = "SELECT NULL WHERE false"
+"""In the place of `store.FLAWED`: what other tests disturb on a busy machine is up to date nevertheless."""
 
 
 def whole(job_id: str, runs: int = 2, samples: int = 3, host: Facts | None = None) -> Journal:
