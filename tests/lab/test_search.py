@@ -1,0 +1,44 @@
+"""What a search takes from the record, and how often."""
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+from dgxlab.lab.missing import answered
+from dgxlab.lab.request import Request
+from dgxlab.lab.search import Compared, Search, Step, Subject, bisect
+from dgxlab.model import Session
+from dgxlab.stats import Verdict
+from tests import toy
+from tests.journals import experiment
+from tests.lab.conftest import ToyLab, quiet
+
+
+def test_each_session_of_the_record_answers_once(toy_lab: ToyLab) -> None:
+    changes = {"bench": (toy.llama_bench(n_prompt=(16,), n_gen=(0,)),), "session": Session(cycles=6)}
+    baseline = toy_lab.experiment(name="stock", **changes)
+    candidate = toy_lab.experiment(name="half", env={"TOY": "half"}, **changes)
+    sessions = [toy_lab.run_well(candidate, "ab", baseline=baseline)[0].job_id for _ in range(2)]
+
+    def answer(used: Collection[str]) -> str:
+        return answered(toy_lab.lab.store, toy_lab.lab.cache, Request("ab", candidate, baseline), quiet, used)
+
+    assert [answer(sessions[:number]) for number in range(3)] == [*sessions, ""]
+
+
+def test_a_bisection_names_the_sessions_that_have_answered() -> None:
+    """Its noise makes it ask for a step more than once."""
+    seen: list[tuple[str, ...]] = []
+
+    class Noisy(Search):
+        def compare(self, *args: Any, **by_name: Any) -> Compared:
+            (used,) = (*args[4:], *by_name.values())
+            seen.append(tuple(used))
+            verdict = Verdict("slower", 6, (), effect=-0.2, ci=(-0.45, 0.1), valid_cycles=6)
+            return Compared(f"session {len(seen)}", ((Subject("pp16", "pp16", "avg_ts", "m"), verdict),))
+
+    steps = [Step(str(number), replace(experiment(), name=f"step-{number}")) for number in range(3)]
+    lab: Any = None
+    found = bisect(lab, steps, Noisy(), quiet)
+    assert len({answer.step for answer in found.answers}) < len(found.answers)
+    assert seen == [(), *(tuple(f"session {n}" for n in range(2, 2 + k)) for k in range(len(found.answers)))]
