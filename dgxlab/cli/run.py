@@ -382,7 +382,9 @@ def _planned(
     expected, took, ends = None, dict[str, float | None](), list[str]()
     if recorded:
         with workspace.store() as store:
-            took = outlook.expected(store, planned, outlook.device_on(store, first.host, planned))
+            device = outlook.device_on(store, first.host, planned)
+            planned = outlook.shared(store, planned, device)
+            took = outlook.expected(store, planned, device)
             if beside and (known := missing.recorded(store, PinCache(), request, lambda event: None)):
                 ends.append(describe_recorded(known, first.host))
             if effect or request.baseline:

@@ -12,7 +12,7 @@ from dgxlab import judgement, model, plan, tools
 from dgxlab.chains import comparisons
 from dgxlab.errors import ConditionsError, UsageError, edit
 from dgxlab.lab import Side, Watch, cluster
-from dgxlab.lab.outlook import device_on, noise_command
+from dgxlab.lab.outlook import device_on, noise_command, shared
 from dgxlab.lab.request import Request, sourced
 from dgxlab.model import PROTOCOL, ChainStep, Check, Device, Experiment, GateStep, ParityGate, Plan, digest
 from dgxlab.source import PinCache
@@ -55,7 +55,8 @@ def plan_missing(
             repeated.
 
     Raises:
-        SpecError: if the arms have nothing in common to measure, or a session has too few cycles for its claims.
+        SpecError: if the arms have nothing in common to measure, or a session has too few cycles for its claims, or too
+            little time.
         ConditionsError: if a screen has no noise floor; and as `request.check`.
     """
     job_id = plan.new_job_id(request.name)
@@ -77,7 +78,7 @@ def plan_missing(
         request.check(job)
     if followed and (done := store.job(followed)).state == "done" and _asks(done.plan) == _asks(job):
         return Todo(), None
-    return Todo(), job
+    return Todo(), shared(store, job, device_of(sides[0], probe).id)
 
 
 def _asks(job: Plan) -> tuple[object, ...]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dgxlab import judgement, plan, stats
 from dgxlab.chains import comparisons, shortest_burn_in
+from dgxlab.errors import AGAIN, SpecError
 from dgxlab.model import (
     BuildStep,
     ChainStep,
@@ -26,6 +28,10 @@ from dgxlab.model import (
     model_read,
 )
 from dgxlab.store import Store, gate_digest
+from dgxlab.units import duration
+
+_MARGIN = 1.1
+"""Of a limit that is proposed: a run takes some percent more than another."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +170,24 @@ def expected(store: Store, job: Plan, device: str) -> dict[str, float | None]:
         times[step.id] = 0.0 if product in products else _step_s(store, job, step, device)
         products.add(product)
     return times
+
+
+def shared(store: Store, job: Plan, device: str) -> Plan:
+    """Return a session whose chains share --max-minutes by how long each takes at least; equally if that is not known.
+
+    Raises SpecError if the chains that ran before take more than the limit with the fewest cycles of their claims.
+    """
+    if not (limit := sum(chain.max_s for chain in job.chains)):
+        return job
+    known = {chain.id: _chain_s(chain, _fewest(chain), _run_s(store, chain.baseline, device)) for chain in job.chains}
+    times = {name: seconds for name, seconds in known.items() if seconds}
+    if (least := sum(times.values())) > limit:
+        message = f"{duration(limit)} are too short: by its earlier runs this session takes {duration(least)} or more"
+        raise SpecError(message, next=f"{AGAIN} with --max-minutes {math.ceil(_MARGIN * least / 60)}")
+    if len(times) < len(known):
+        return job
+    steps = (replace(s, max_s=limit * times[s.id] / least) if isinstance(s, ChainStep) else s for s in job.steps)
+    return replace(job, steps=tuple(steps))
 
 
 def _step_s(store: Store, job: Plan, step: Step, device: str) -> float | None:

@@ -139,6 +139,11 @@ def test_the_burn_in_decides_how_many_cycles_there_are(two: Project) -> None:
     assert runs[8].endswith("8 cycles, to find 0 %")
     assert len(runs) == 8 + 1 + 1 + 2 * 8
     assert "**slower: 3 of 3 slower**" in ran.out
+    short = ("stream", "half", "--set", "session.effect=2%", "--max-minutes", "0.001")
+    for command in ("ab", "plan"):  # before anything is built
+        refused = two.run(command, *short)
+        assert (refused.rc, " are too short: by its earlier runs this session takes " in refused.error) == (9, True)
+        assert refused.next == f"dgxlab {command} stream half --set session.effect=2% --max-minutes 1"
 
 
 def test_a_job_that_fails_has_its_own_exit_code(two: Project) -> None:

@@ -1,18 +1,22 @@
 """Where a job is, told with its progress: at the start, and after a second client has joined it."""
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from dgxlab import plan
+from dgxlab import plan, stats
+from dgxlab.errors import AGAIN, SpecError
 from dgxlab.lab.jobs import adopt, follow
-from dgxlab.lab.outlook import expected, least_s
+from dgxlab.lab.outlook import expected, least_s, shared
 from dgxlab.lab.progress import Progress
 from dgxlab.model import ChainStep, DerivedModel, GateStep, events
 from dgxlab.units import duration
-from tests import toy
+from tests import journals, toy
 from tests.journals import told
 from tests.lab.conftest import Event, ToyLab, kinds
+from tests.store.conftest import measured
 
 
 def places(events: list[Event]) -> list[str]:
@@ -111,3 +115,23 @@ def test_who_joins_later_is_told_too(toy_lab: ToyLab) -> None:
     later: list[Event] = []
     assert follow(toy_lab.lab, toy_lab.host, job.job_id, lambda event: later.append(told(event))) is None
     assert places(seen)[-1].startswith("step ")
+
+
+def test_chains_share_the_time_by_what_each_needs(toy_lab: ToyLab) -> None:
+    """Where one never ran, they have equal shares; what cannot be enough is refused, with what would be."""
+    store = toy_lab.lab.store
+    journal = journals.Journal(journals.plan("job-1")).job().build().model()
+    measured(store, journal.run({512: [1.5]}, seconds=2.0).run({1024: [2.5]}, seconds=20.0))
+
+    def shares(max_s: float, *sizes: int) -> list[float]:
+        steps = [journals.chain_step(size, (journals.cell(size),), cycles=0) for size in sizes]
+        job = journals.session_plan("J", *(replace(step, claims=1, max_s=max_s / len(sizes)) for step in steps))
+        return [chain.max_s for chain in shared(store, job, journals.device()).chains]
+
+    assert shares(660.0, 512, 1024) == pytest.approx([60.0, 600.0])
+    assert shares(660.0, 512, 4096) == [330.0, 330.0]
+    assert shares(0.0, 512, 1024) == [0.0, 0.0]
+    runs = stats.PLANNING_RUNS + 2 * stats.fewest_cycles(1) + 1
+    with pytest.raises(SpecError, match=f"1 min 00 s are too short: .* {duration(runs * 20.0)} or more") as refused:
+        shares(60.0, 1024, 4096)
+    assert refused.value.next == f"{AGAIN} with --max-minutes {math.ceil(1.1 * runs * 20 / 60)}"
