@@ -12,8 +12,9 @@ from typing import Any
 
 from dgxlab.cli._out import Out
 from dgxlab.errors import one_line
-from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, CHANGED, ParityGate, about, events
+from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, CHANGED, ParityGate, Source, about, events
 from dgxlab.stats import median
+from dgxlab.store import gate_digest
 from dgxlab.units import conditions, duration, metric, ranges, size, style
 
 
@@ -23,8 +24,8 @@ class Lines:
     def __init__(self) -> None:
         self._run: events.RunEvent | None = None  # of a chain, ended and not shown yet
         # of the job that is shown
-        self._dirty: dict[str, bool] = {}  # by arm, whether it is a checkout
-        self._counts: dict[str, str] = {}  # by gate, the first arm that ran it
+        self._sources: dict[str, Source] = {}  # by arm
+        self._counts: set[tuple[str, str]] = set()  # trees and gates whose counts are recorded
 
     def of(self, event: Any) -> list[str]:
         """Return the lines to print for an event, [] for most."""
@@ -36,17 +37,19 @@ class Lines:
             case "lock" if event.state == "unwatched":
                 return [f"the lock file {event.path} is neither read nor signed: {event.owner}"]
             case "job":
-                self._dirty, self._counts = {}, {}
+                self._sources, self._counts = {}, set()
             case "build":
-                self._dirty[event.arm] = event.source.dirty
+                self._sources[event.arm] = event.source
                 how = "reused" if event.reused else f"built in {duration(event.seconds)}"
                 return [f"build {event.build_id} of {event.arm}: {how}"]
             case "model":
                 return [f"model {event.name}: {event.path}, {size(event.size)}"]
             case "gate":
-                # a candidate's count must be the baseline's, whatever is recorded
-                first = self._counts.setdefault(about(event.gate), event.arm) == event.arm
-                return [_gate(event, len(self._dirty) > 1, records=first and not self._dirty.get(event.arm))]
+                source = self._sources.get(event.arm)
+                count = (source.tree, gate_digest(event.gate, event.env)) if source and not source.dirty else None
+                line = _gate(event, len(self._sources) > 1, records=count is not None and count not in self._counts)
+                self._counts |= {count} if count else set()
+                return [line]
             case "run" if event.chain:
                 self._run = event
             case "run":

@@ -175,11 +175,13 @@ def expected(store: Store, job: Plan, device: str) -> dict[str, float | None]:
 def shared(store: Store, job: Plan, device: str) -> Plan:
     """Return a session whose chains share --max-minutes by how long each takes at least; equally if that is not known.
 
-    Raises SpecError if the chains that ran before take more than the limit with the fewest cycles of their claims.
+    Raises SpecError if chains that ran before, with just these cells, take more than the limit with the fewest cycles
+    of their claims.
     """
     if not (limit := sum(chain.max_s for chain in job.chains)):
         return job
-    known = {chain.id: _chain_s(chain, _fewest(chain), _run_s(store, chain.baseline, device)) for chain in job.chains}
+    runs = {chain.id: _run_s(store, chain.baseline, device, exactly=True) for chain in job.chains}
+    known = {chain.id: _chain_s(chain, _fewest(chain), runs[chain.id]) for chain in job.chains}
     times = {name: seconds for name, seconds in known.items() if seconds}
     if (least := sum(times.values())) > limit:
         message = f"{duration(limit)} are too short: by its earlier runs this session takes {duration(least)} or more"
@@ -223,14 +225,15 @@ def _gate_s(store: Store, step: GateStep, device: str) -> float | None:
     return float(rows[0]["seconds"]) if rows else None
 
 
-def _run_s(store: Store, step: RunStep, device: str) -> float | None:
+def _run_s(store: Store, step: RunStep, device: str, *, exactly: bool = False) -> float | None:
+    """Return the seconds of a launch with `exactly` these cells, or with more too: too long is the better estimate."""
     keys = [cell.key for cell in step.cells]
     marks = ",".join("?" * len(keys))
-    # a launch with these cells or more: better an estimate that is too long
+    more = "AND count(*) = (SELECT count(*) FROM rows AS each WHERE each.run_id = runs.run_id)" * exactly
     rows = store.rows(
         f"""SELECT runs.seconds FROM runs JOIN arms USING (job_id, arm) JOIN rows USING (run_id)
             WHERE device_id = ? AND status = 'valid' AND rows.cell IN ({marks})
-            GROUP BY runs.run_id HAVING count(*) = ? ORDER BY started DESC LIMIT 9""",  # noqa: S608 - marks alone
+            GROUP BY runs.run_id HAVING count(*) = ? {more} ORDER BY started DESC LIMIT 9""",  # noqa: S608 - words from here
         (device, *keys, len(keys)),
     )
     return stats.median([row["seconds"] for row in rows]) if rows else None

@@ -164,7 +164,7 @@ def _notes(each: Profile) -> Iterable[str]:
     busy, wall = numbers["busy_us"].middle, numbers["wall_us"].middle
     yield f"kernels run in {100 * busy / wall:.1f} % of a step of {wall:.1f} us, which the tracer makes longer"
     if NODES in numbers:
-        nodes, launches = numbers[NODES].middle, sum(kernel.numbers["launches"].middle for kernel in each.kernels)
+        nodes, launches = (numbers[name].middle for name in (NODES, "launches"))
         yield f"{nodes:g} of {launches:g} launches of a step are nodes of a CUDA graph"
     if each.us > OVERLAP * busy:
         yield f"kernels overlap: times that add up to {each.us:.1f} us pass in {busy:.1f} us"

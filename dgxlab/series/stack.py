@@ -75,7 +75,7 @@ class Stack:
         self._commit(series, patch)
 
     def overlay(self, series: Series) -> None:
-        """Add the overlays of a series, if any, as one commit; PatchError if one would replace a file."""
+        """Add the overlays of a series, if any, as one commit; PatchError if one would change a file."""
         files = {overlay.dest: overlay.content for overlay in series.overlays}
         if not files:
             return

@@ -225,11 +225,11 @@ class Store:
             for row in rows:
                 self.put(table, row)
 
-    def up_to_date(self, build_id: str, device_id: str, cells: Iterable[Wanted], resumed: str = "") -> set[Wanted]:
+    def up_to_date(self, build_id: str, device_id: str, cells: Iterable[Wanted], followed: str = "") -> set[Wanted]:
         """Return those of `cells` that have counted samples of a valid run of this PROTOCOL on this build and device.
 
         A run of a chain is enough only if the chain has a verdict on the cell that is not invalid. Runs that a hard
-        event disturbed are not enough, except those of the job `resumed`.
+        event disturbed are not enough, except those of the job `followed`.
         """
         rows = self.rows(
             f"""SELECT DISTINCT rows.cell, coalesce(runs.model_id, '') AS model_id, runs.env_digest
@@ -242,7 +242,7 @@ class Store:
                                                AND v.verdict <> 'invalid' AND rows.cell IN (v.cell, v.candidate_cell)))
                AND EXISTS (SELECT 1 FROM samples AS s
                            WHERE s.run_id = rows.run_id AND s.cell = rows.cell AND s.discarded IS NULL)""",
-            (build_id, device_id, PROTOCOL, resumed),
+            (build_id, device_id, PROTOCOL, followed),
         )
         return {(row["cell"], row["model_id"], row["env_digest"]) for row in rows}.intersection(cells)
 

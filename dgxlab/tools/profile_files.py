@@ -22,7 +22,7 @@ Durations = Mapping[str, Sequence[int]]
 """The duration of each launch, in ns, by kernel."""
 
 NODES = "graph_nodes"
-"""Metric of all kernels together: launches of a step that were nodes of a CUDA graph. There is none if none was."""
+"""Metric of all kernels together: launches of a step that were nodes of a CUDA graph, if each repetition had some."""
 
 UNITS = {
     "step_us": "us",

@@ -283,11 +283,11 @@ def test_a_line_of_a_chain_says_what_is_wrong_with_it() -> None:
     [
         (Journal(plan("J")).job().build().gate().gate(id="gate:0:after"), [True, False]),
         (Journal(plan("J")).job().build(source=replace(source(), dirty=True)).gate(), [False]),
-        (Journal(session_plan("J", chain_step())).built().gates().gate(id="gate:0:after"), [True, False, False]),
+        (Journal(session_plan("J", chain_step())).built().gates().gate(id="gate:0:after"), [True, True, False]),
     ],
 )
 def test_whose_count_is_recorded_is_said_once(journal: Journal, recorded: list[bool]) -> None:
-    """That of a checkout never is, and a candidate's must be the baseline's anyway."""
+    """That of a checkout never is; the arms of a session each have a tree here."""
     shown = Lines()
     for _ in range(2):  # a search shows several jobs
         lines = [line for event in journal.events for line in shown.of(read(event)) if line.startswith("gate ")]

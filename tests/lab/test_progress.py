@@ -130,6 +130,8 @@ def test_chains_share_the_time_by_what_each_needs(toy_lab: ToyLab) -> None:
 
     assert shares(660.0, 512, 1024) == pytest.approx([60.0, 600.0])
     assert shares(660.0, 512, 4096) == [330.0, 330.0]
+    measured(store, journal.run({256: [1.5], 128: [1.5]}, seconds=900.0))  # says nothing of one cell alone
+    assert shares(660.0, 512, 256) == [330.0, 330.0]
     assert shares(0.0, 512, 1024) == [0.0, 0.0]
     runs = stats.PLANNING_RUNS + 2 * stats.fewest_cycles(1) + 1
     with pytest.raises(SpecError, match=f"1 min 00 s are too short: .* {duration(runs * 20.0)} or more") as refused:

@@ -16,6 +16,7 @@ import pytest
 
 from dgxlab.agent.lock import BenchLock, Signature
 from tests import machines, toy
+from tests.journals import disturbed
 from tests.sshd import ORDINARY, ORDINARY_UID, Sshd, sshd
 from tests.transport.conftest import Client, Keys, dgxlab
 
@@ -43,7 +44,8 @@ def test_run_and_again(project: Path, client: Client, server: Sshd) -> None:
     assert "host toybox" in first.stdout
     again = dgxlab(project, "run", "experiments/toy.yaml", "--host", "toybox")
     assert again.returncode == 0, again.stderr
-    assert re.search(r"[1-9]\d* up to date", again.stderr)  # what other tests disturbed is measured again
+    (measured,) = re.findall(r"(\d+) measured now", again.stderr)
+    assert int(measured) <= disturbed(project / "results.db")
     jobs = json.loads(dgxlab(project, "jobs", "--host", "toybox", "--format", "json").stdout)
     assert {(job["host"], job["on_host"], job["recorded"]) for job in jobs} == {("toybox", "done", "done")}
 
