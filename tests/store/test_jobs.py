@@ -160,7 +160,7 @@ def test_a_disturbed_run_is_up_to_date_for_its_own_job_alone(store: Store) -> No
     journal = measured(store, Journal(plan("job-1")).job().build().model().run({512: [1.5]}, flags=[THROTTLED]))
     build, wanted = journal.build_id(), [(cell(512).key, MODEL, ENV)]
     assert store.up_to_date(build, device(), wanted) == set()
-    assert store.up_to_date(build, device(), wanted, resumed="job-1") == set(wanted)
+    assert store.up_to_date(build, device(), wanted, followed="job-1") == set(wanted)
     measured(store, Journal(plan("job-2")).job().build().model().run({512: [1.5]}))
     assert store.up_to_date(build, device(), wanted) == set(wanted)
 
