@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -340,15 +338,6 @@ def raw(name: str) -> dict[str, Any]:
 CLOCK = {"device": "GPU-1", "name": "clocks.sm", "unit": "MHz", "n": 3, "median": 1980.0, "min": 345.0, "max": 1980.0}
 CAPPED = {"device": "GPU-1", "kind": "sw_power_cap", "hard": False, "reason": "SW power cap for 412 ms"}
 THROTTLED = {"device": "GPU-1", "kind": "hw_thermal", "hard": True, "reason": "HW thermal slowdown for 2.1 s"}
-UNDISTURBED = "SELECT NULL WHERE false"
-"""In the place of `store.FLAWED`: what other tests disturb on a busy machine is up to date nevertheless."""
-
-
-def disturbed(record: Path) -> int:
-    """Return how many cells of a record have a run that other programs disturbed: these are measured again."""
-    with closing(sqlite3.connect(record)) as database:
-        sql = "SELECT count(DISTINCT cell) FROM rows JOIN flags USING (run_id) WHERE hard"
-        return int(database.execute(sql).fetchone()[0])
 
 
 def whole(job_id: str, runs: int = 2, samples: int = 3, host: Facts | None = None) -> Journal:

@@ -139,8 +139,6 @@ def run(
 ) -> None:
     """Build, gate and measure what is not up to date, and report.
 
-    A cell is not up to date while all its runs were disturbed: others used the processors, or the hardware throttled.
-
     Example: dgxlab run experiments/cpu/quickstart.yaml
     """
     _measure(options.requests("run", spec, again=again, tree=tree), options, workspace, out, wide=wide)

@@ -61,7 +61,7 @@ def plan_missing(
     """
     job_id = plan.new_job_id(request.name)
     if request.baseline is None:
-        todo = _left_to_do(store, request, sides[0], probe, again=request.again and not followed, followed=followed)
+        todo = _left_to_do(store, request, sides[0], probe, again=request.again and not followed)
         if not todo.cells and not todo.gates:
             return todo, None
         return todo, _from_record(store, everything(request, sides, job_id, todo), sides[0], probe)
@@ -178,11 +178,8 @@ def recorded(store: Store, cache: PinCache, request: Request, watch: Watch) -> R
     return Recorded(bool(built), (gates - len(todo.gates), gates), (todo.reused, todo.planned))
 
 
-def _left_to_do(store: Store, request: Request, side: Side, probe: Probe, *, again: bool, followed: str = "") -> Todo:
-    """Return the open gates, and the cells without an undisturbed run of this build, model, environment and device.
-
-    Of the job `followed`, disturbed runs are enough: it has repeated them already.
-    """
+def _left_to_do(store: Store, request: Request, side: Side, probe: Probe, *, again: bool) -> Todo:
+    """Return the open gates, and the cells without a valid run of this build, model, environment and device."""
     experiment, bench = side.experiment, request.kind != "gate"
     build, device = build_of(side, probe), device_of(side, probe).id
     asked: dict[tuple[str, str, str], tuple[str, str, str]] = {}
@@ -190,7 +187,7 @@ def _left_to_do(store: Store, request: Request, side: Side, probe: Probe, *, aga
         env_digest, identity = digest(launch.env, 16), _identity(experiment, launch.model, probe)
         for cell in launch.cells:
             asked[launch.model, env_digest, cell.key] = (cell.key, identity, env_digest)
-    done = set() if again else store.up_to_date(build, device, asked.values(), followed)
+    done = set() if again else store.up_to_date(build, device, asked.values())
     cells = frozenset(name for name, stored in asked.items() if stored not in done)
 
     def passed(gate: ParityGate | Check) -> bool:

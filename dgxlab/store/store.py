@@ -225,24 +225,23 @@ class Store:
             for row in rows:
                 self.put(table, row)
 
-    def up_to_date(self, build_id: str, device_id: str, cells: Iterable[Wanted], followed: str = "") -> set[Wanted]:
+    def up_to_date(self, build_id: str, device_id: str, cells: Iterable[Wanted]) -> set[Wanted]:
         """Return those of `cells` that have counted samples of a valid run of this PROTOCOL on this build and device.
 
-        A run of a chain is enough only if the chain has a verdict on the cell that is not invalid. Runs that a hard
-        event disturbed are not enough, except those of the job `followed`.
+        A run of a chain is enough only if the chain has a verdict on the cell that is not invalid.
         """
         rows = self.rows(
             f"""SELECT DISTINCT rows.cell, coalesce(runs.model_id, '') AS model_id, runs.env_digest
                FROM runs JOIN jobs USING (job_id) JOIN arms USING (job_id, arm) JOIN rows USING (run_id)
                LEFT JOIN chain_runs AS c USING (run_id)
                WHERE runs.build_id = ? AND device_id = ? AND runs.status = 'valid' AND jobs.protocol = ?
-               AND job_id NOT IN ({UNCOUNTED}) AND (job_id = ? OR run_id NOT IN ({FLAWED}))
+               AND job_id NOT IN ({UNCOUNTED})
                AND (c.chain IS NULL OR EXISTS (SELECT 1 FROM verdicts AS v
                                                WHERE v.job_id = runs.job_id AND v.chain = c.chain
                                                AND v.verdict <> 'invalid' AND rows.cell IN (v.cell, v.candidate_cell)))
                AND EXISTS (SELECT 1 FROM samples AS s
                            WHERE s.run_id = rows.run_id AND s.cell = rows.cell AND s.discarded IS NULL)""",
-            (build_id, device_id, PROTOCOL, followed),
+            (build_id, device_id, PROTOCOL),
         )
         return {(row["cell"], row["model_id"], row["env_digest"]) for row in rows}.intersection(cells)
 

@@ -17,7 +17,6 @@ from dgxlab.cli import main
 from dgxlab.project import MARKER
 from dgxlab.store import FLAWED, Store
 from tests import toy
-from tests.journals import UNDISTURBED
 
 EXPERIMENT = """
 hypothesis: toys can be measured
@@ -169,7 +168,6 @@ def project(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, d
     monkeypatch.setenv("HOME", str(machine.home))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(new.hosts.parent.parent))
     monkeypatch.chdir(new.folder)
-    monkeypatch.setattr("dgxlab.store.store.FLAWED", UNDISTURBED)
     return new
 
 

@@ -24,7 +24,7 @@ from dgxlab.store import Store
 from dgxlab.transport.host import Host, JobStatus
 from dgxlab.transport.local import LocalTransport
 from tests import toy
-from tests.journals import UNDISTURBED, told
+from tests.journals import told
 
 Event = dict[str, Any]
 
@@ -161,11 +161,8 @@ class ToyLab:
 
 
 @pytest.fixture
-def make_toy_lab(
-    shared: tuple[Path, Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., ToyLab]]:
+def make_toy_lab(shared: tuple[Path, Path, str], tmp_path: Path) -> Iterator[Callable[..., ToyLab]]:
     """Make labs; each has a record of its own."""
-    monkeypatch.setattr("dgxlab.store.store.FLAWED", UNDISTURBED)
     repository, shared_root, pin = shared
     opened: list[Store] = []
 

@@ -47,19 +47,6 @@ def test_a_new_cell_is_measured_alone(toy_lab: ToyLab) -> None:
     assert (outcome.planned, outcome.reused, kinds(events, "gate")) == (9, 8, [])
 
 
-def test_what_was_disturbed_is_measured_again_by_the_next_command(
-    toy_lab: ToyLab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that finds the job running, or just ended, does not: on a host that is always shared it would never end."""
-    monkeypatch.setattr("dgxlab.store.store.FLAWED", "SELECT run_id FROM runs")
-    job = toy_lab.submit(toy_lab.experiment())
-    toy_lab.wait_end(job.job_id)
-    followed, _ = toy_lab.run_well()
-    assert (followed.job_id, followed.reused, followed.measured) == (job.job_id, 8, 0)
-    again, _ = toy_lab.run_well()
-    assert (again.reused, again.measured) == (0, 8)
-
-
 BROKEN = {
     "hang": "ran past its limit of 1 s",
     "crash": "was killed by SIGSEGV",

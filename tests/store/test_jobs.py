@@ -16,20 +16,7 @@ from dgxlab.ingest import ingest
 from dgxlab.model import PROTOCOL, Expectation, ParityGate, canonical, case_digest, model_id
 from dgxlab.store import Store, alias, gate_digest, matching_ids, only_match
 from tests.conftest import PROJECT
-from tests.journals import (
-    PIN,
-    THROTTLED,
-    TINY,
-    Journal,
-    cell,
-    device,
-    env_digest,
-    experiment,
-    intend,
-    plan,
-    source,
-    whole,
-)
+from tests.journals import PIN, TINY, Journal, cell, device, env_digest, experiment, intend, plan, source, whole
 from tests.store.conftest import measured
 
 ENV = env_digest({"GGML_NO_BACKTRACE": "1"})
@@ -154,15 +141,6 @@ def test_up_to_date(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     assert store.up_to_date(build, device(), [(cell(4096).key, "", ENV)])
     monkeypatch.setattr("dgxlab.store.store.PROTOCOL", PROTOCOL + 1)
     assert store.up_to_date(build, device(), wanted) == set()
-
-
-def test_a_disturbed_run_is_up_to_date_for_its_own_job_alone(store: Store) -> None:
-    journal = measured(store, Journal(plan("job-1")).job().build().model().run({512: [1.5]}, flags=[THROTTLED]))
-    build, wanted = journal.build_id(), [(cell(512).key, MODEL, ENV)]
-    assert store.up_to_date(build, device(), wanted) == set()
-    assert store.up_to_date(build, device(), wanted, followed="job-1") == set(wanted)
-    measured(store, Journal(plan("job-2")).job().build().model().run({512: [1.5]}))
-    assert store.up_to_date(build, device(), wanted) == set(wanted)
 
 
 def test_gate_passed_is_the_latest_verdict(store: Store) -> None:
