@@ -45,11 +45,7 @@ class Lines:
             case "model":
                 return [f"model {event.name}: {event.path}, {size(event.size)}"]
             case "gate":
-                source = self._sources.get(event.arm)
-                count = (source.tree, gate_digest(event.gate, event.env)) if source and not source.dirty else None
-                line = _gate(event, len(self._sources) > 1, records=count is not None and count not in self._counts)
-                self._counts |= {count} if count else set()
-                return [line]
+                return [_gate(event, len(self._sources) > 1, records=self._records(event))]
             case "run" if event.chain:
                 self._run = event
             case "run":
@@ -58,6 +54,16 @@ class Lines:
                 run, self._run = self._run, None
                 return [_chain(event, run)]
         return []
+
+    def _records(self, event: events.GateEvent) -> bool:
+        """Return whether a gate's count is the first of its tree here; a checkout's is never recorded."""
+        source = self._sources.get(event.arm)
+        if source is None or source.dirty:
+            return False
+        count = (source.tree, gate_digest(event.gate, event.env))
+        first = count not in self._counts
+        self._counts.add(count)
+        return first
 
 
 def _gate(event: events.GateEvent, several: bool, *, records: bool) -> str:

@@ -31,14 +31,17 @@ def test_a_bisection_names_the_sessions_that_have_answered() -> None:
     seen: list[tuple[str, ...]] = []
 
     class Noisy(Search):
-        def compare(self, *args: Any, **by_name: Any) -> Compared:
-            (used,) = (*args[4:], *by_name.values())
-            seen.append(tuple(used))
+        def compare(
+            self, lab: Any, baseline: Any, candidate: Any, watch: Any, used: Collection[str] | None = None
+        ) -> Compared:
+            seen.append(tuple(used or ()))
             verdict = Verdict("slower", 6, (), effect=-0.2, ci=(-0.45, 0.1), valid_cycles=6)
             return Compared(f"session {len(seen)}", ((Subject("pp16", "pp16", "avg_ts", "m"), verdict),))
 
     steps = [Step(str(number), replace(experiment(), name=f"step-{number}")) for number in range(3)]
-    lab: Any = None
-    found = bisect(lab, steps, Noisy(), quiet)
-    assert len({answer.step for answer in found.answers}) < len(found.answers)
-    assert seen == [(), *(tuple(f"session {n}" for n in range(2, 2 + k)) for k in range(len(found.answers)))]
+    no_lab: Any = None
+    answers = bisect(no_lab, steps, Noisy(), quiet).answers
+    assert len({answer.step for answer in answers}) < len(answers)
+    # the first session compares the ends; each later one knows those between it and the first
+    later = [f"session {number}" for number in range(2, 2 + len(answers))]
+    assert seen == [(), *(tuple(later[:number]) for number in range(len(answers)))]
