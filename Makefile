@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # What computes takes both processors. What waits, for jobs and lines, leaves them to the build of llama.cpp, which is slow
 # the first time, and to what only needs it built; what measures on it then has the machine alone.
 FAST   := not slow and not llama and not network and not gpu
-WAITS  := (slow or network or gpu) and not llama
+WAITS  := (slow or network or gpu) and not llama and not alone
 BUILDS := llama and not alone
 test: .make/test .make/packages
 	$(BIN)/pytest --no-skips --numprocesses 2 --dist loadfile -m "$(FAST)"
