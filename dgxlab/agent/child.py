@@ -42,7 +42,7 @@ _beside: set[int] = set()
 
 
 @dataclass(frozen=True)
-class Ended:
+class Exit:
     """How a program ended."""
 
     rc: int | None
@@ -97,7 +97,7 @@ def run(  # noqa: PLR0913 - all but argv by name
     death_signal: int = signal.SIGKILL,
     file_limit: int = _FILE_LIMIT,
     processors: Sequence[int] = (),
-) -> Ended:
+) -> Exit:
     """Run a program to its end, with stdin closed and its output in the files `stdout` and `stderr`.
 
     Args:
@@ -136,7 +136,7 @@ def run(  # noqa: PLR0913 - all but argv by name
     code, seconds = child.returncode, time.monotonic() - begin
     rc, number = (code, None) if code >= 0 else (None, -code)
     timed_out = not ended and not too_long
-    return Ended(rc, number, started, seconds, timed_out=timed_out, too_long=too_long, left=left, pid=child.pid)
+    return Exit(rc, number, started, seconds, timed_out=timed_out, too_long=too_long, left=left, pid=child.pid)
 
 
 def beside(argv: Sequence[str], *, env: Mapping[str, str], output: Path) -> subprocess.Popen[bytes]:

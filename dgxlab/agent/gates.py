@@ -9,6 +9,7 @@ from pathlib import Path
 from resource import RLIM_INFINITY
 from typing import Any
 
+from dgxlab.agent.child import Exit
 from dgxlab.agent.files import full_disk, scratch_folder
 from dgxlab.agent.measure import Completed, Workbench, raw_file
 from dgxlab.model import ARM, Check, CheckCommand, GateStep, ParityGate, about, case_digest
@@ -40,9 +41,9 @@ class _Judged:
     flaky: tuple[str, ...] = ()
     case_list: tuple[str, ...] | None = None
 
-    def add(self, role: str, argv: Sequence[str], env: Mapping[str, str], rc: int | None, launched: Completed) -> None:
-        seconds = launched.ended.seconds
-        self.commands.append({"role": role, "argv": list(argv), "env": dict(env), "rc": rc, "seconds": seconds})
+    def add(self, role: str, argv: Sequence[str], env: Mapping[str, str], ended: Exit) -> None:
+        how = {"rc": ended.rc, "seconds": ended.seconds}
+        self.commands.append({"role": role, "argv": list(argv), "env": dict(env), **how})
 
 
 def run_gate(bench: Workbench, step: GateStep, baseline: GateEvent | None = None) -> GateEvent:
@@ -76,21 +77,16 @@ def run_gate(bench: Workbench, step: GateStep, baseline: GateEvent | None = None
 def _parity(bench: Workbench, step: GateStep, gate: ParityGate, baseline: GateEvent | None) -> _Judged:
     argv = bench.fill(step.commands[0].argv, step.arm)
 
-    def launch(name: str) -> tuple[Completed, GateReading, int]:
+    def launch(name: str) -> tuple[Completed, GateReading]:
         look = _counting(bench, step, bench.printed(name))
         launched = bench.launch(name, argv, step.env, step.limit_s, look=look)
-        rc = -1 if launched.ended.rc is None else launched.ended.rc
-        return launched, parity.read_gate(launched.text(), gate.backend), rc
+        return launched, parity.read_gate(launched.text(), gate.backend)
 
-    launched, reading, rc = launch(step.id)
-    reasons = _reasons(gate, step.limit_s, launched, reading, rc)
+    launched, reading = launch(step.id)
+    reasons = _reasons(gate, step.limit_s, launched, reading)
     flaky = tuple(dict.fromkeys(reading.failed))
-    # the count if the failing cases had passed
-    passed = None if reading.passed is None else reading.passed + len(reading.failed)
-    forgiven = replace(reading, passed=passed, failed=(), backend_ok=True)
-    others = _reasons(gate, step.limit_s, launched, forgiven, 0 if rc == 1 else rc)  # besides the cases that failed
     raw = launched.raw()
-    if not others and 0 < len(flaky) <= _RERUN_AT_MOST:
+    if 0 < len(flaky) <= _RERUN_AT_MOST and not _reasons(gate, step.limit_s, launched, reading, forgiving=True):
         again: Reasons = ()
         for number in range(1, _RERUNS + 1):
             rerun = launch(f"{step.id}-again{number}")
@@ -107,7 +103,7 @@ def _parity(bench: Workbench, step: GateStep, gate: ParityGate, baseline: GateEv
     counted["failed"] = tuple(case for case in reading.failed if case not in flaky)
     counted["cases"] = case_digest(reading.cases) if reading.total else None
     judged = _Judged([], {ARM: counted}, raw, reasons, flaky, reading.cases if reading.total else None)
-    judged.add(ARM, argv, step.env, rc, launched)
+    judged.add(ARM, argv, step.env, launched.ended)
     return judged
 
 
@@ -131,13 +127,18 @@ def _counting(bench: Workbench, step: GateStep, printed: Path) -> Callable[[int]
     return look
 
 
-def _reasons(gate: ParityGate, limit_s: float, launched: Completed, reading: GateReading, rc: int) -> Reasons:
-    program = parity.PROGRAM
-    reasons = parity.judge_gate(reading, rc, gate)
+def _reasons(
+    gate: ParityGate, limit_s: float, launched: Completed, reading: GateReading, *, forgiving: bool = False
+) -> Reasons:
+    """Return why a gate does not pass; if `forgiving`, as if the cases that failed had passed."""
+    repeats = launched.ended.rc == 1 and reading.failed  # the status only says that cases failed
+    ended = None if launched.ended.ok or repeats else launched.ended.reason(parity.PROGRAM, limit_s)
+    if forgiving:
+        passed = None if reading.passed is None else reading.passed + len(reading.failed)
+        reading = replace(reading, passed=passed, failed=(), backend_ok=True)
+    reasons = parity.judge_gate(reading, gate, ended)
     if gate.engaged not in launched.errors():
-        reasons = (*reasons, reason(Code.NOT_ENGAGED, marker=gate.engaged, program=program))
-    if (rc != 0 or launched.ended.stopped) and not reading.failed:
-        reasons = (launched.ended.reason(program, limit_s), *reasons)
+        reasons = (*reasons, reason(Code.NOT_ENGAGED, marker=gate.engaged, program=parity.PROGRAM))
     if reasons and not reading.failed and (disk := full_disk(launched.stdout.parent)):
         reasons = (*reasons[:-1], reason(Code.DISK, reason=str(reasons[-1]), disk=disk))
     return reasons
@@ -190,7 +191,7 @@ def _attempt(
     for name in (command.role, *(f"{command.role}-{number}" for number in range(1, _ATTEMPTS))):
         # no limit of files: logits are written, and kernels compiled
         launched = bench.launch(f"{step.id}-{name}", argv, command.env, step.limit_s, file_limit=RLIM_INFINITY)
-        judged.add(command.role, argv, command.env, launched.ended.rc, launched)
+        judged.add(command.role, argv, command.env, launched.ended)
         judged.raw |= {f"{name} {stream}": file for stream, file in launched.raw().items()}
         errors = launched.errors()
         stdout = b"" if launched.ended.too_long else launched.stdout.read_bytes()

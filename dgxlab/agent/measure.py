@@ -21,7 +21,7 @@ from dgxlab.agent.files import Journal, full_disk, scratch_folder, sha256, tail
 from dgxlab.agent.inventory import hold
 from dgxlab.agent.job import Job
 from dgxlab.agent.lease import DeviceLease
-from dgxlab.agent.processors import Watch, pinned
+from dgxlab.agent.processors import ContentionWatch, pinned
 from dgxlab.agent.telemetry import Telemetry
 from dgxlab.errors import AGAIN, DgxlabError, GateFailed, HostBusy, RemoteError, one_line
 from dgxlab.model import FILES, Facts, Plan, RunStep, digest, program_of
@@ -46,7 +46,7 @@ _OF_MAKE = re.compile(r"g?make(\[\d+\])?: ((\*\*\* )?\[.*\] Error|\*\*\* (Waitin
 class Completed:
     """A program that has ended, with the files of its output."""
 
-    ended: child.Ended
+    ended: child.Exit
     stdout: Path
     stderr: Path
 
@@ -69,7 +69,7 @@ class Completed:
         return next((line for line in reversed(lines) if not _OF_MAKE.match(line)), lines[-1])[:300]
 
     def failure(self, program: str, limit_s: float) -> Reason:
-        """Return `Ended.reason` of a failure, with the program's last line and whether the disk is full."""
+        """Return `Exit.reason` of a failure, with the program's last line and whether the disk is full."""
         return self.ended.reason(program, limit_s, self.last_words() + full_disk(self.stdout.parent))
 
 
@@ -190,7 +190,7 @@ class Workbench:
         if self.telemetry.copies is None:
             self.telemetry.copies = self._copies()
         before = self.telemetry.state()
-        watch = Watch(processors := pinned(argv) if pin else ())
+        watch = ContentionWatch(processors := pinned(argv) if pin else ())
         if processors:
             before = {**before, "pinned": list(processors)}
         with scratch_folder(files, step.files):

@@ -66,7 +66,7 @@ class Contention:
     """How many tasks of the launch ran or waited, on average: the others slept."""
 
 
-class Watch:
+class ContentionWatch:
     """Measures the contention of one launch.
 
     Make it right before the launch starts, pass its `look` to `child.run`, and call `ended` right after.

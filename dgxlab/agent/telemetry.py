@@ -118,7 +118,7 @@ class Telemetry:
         }
 
     def around(
-        self, run: child.Ended, states: tuple[_State, _State], contention: Contention, threads: int
+        self, run: child.Exit, states: tuple[_State, _State], contention: Contention, threads: int
     ) -> Conditions:
         """Return the conditions of a run that has ended, given the states before and after it; reads the samples."""
         end = run.started + run.seconds

@@ -150,6 +150,11 @@ class Waits:
         return words or f"{event.note.partition(': ')[0]}: {event.id.replace(':', ' ')}, {event.done} of {event.total}"
 
 
+def notes(out: Out) -> Callable[[events.Event], None]:
+    """Return a watcher that prints notes alone."""
+    return lambda event: out.note(event.note) if isinstance(event, events.NoteEvent) else None
+
+
 @contextmanager
 def display(out: Out, logged: str = "") -> Iterator[Callable[[events.Event], None]]:
     """Yield a function that prints the events of a job to stderr, on a terminal with a progress bar.

@@ -21,13 +21,6 @@ from dgxlab.errors import AGAIN, UNSEEN, DgxlabError, escaped, one_line
 CONTROL = rf"(?:\x1b\[|\x9b)[0-9;?]*[ -/]*[@-~]|{UNSEEN}"
 """A regex of what could control a terminal or change the order of shown text; compiled at the first output."""
 
-_OF_A_RECORD = (
-    *("run", "ab", "noise", "gate", "try", "tries", "bisect", "ablate", "report", "sessions", "session"),
-    *("jobs", "attach", "cancel", "logs"),
-    *("import", "export"),
-)
-"""Commands that take --db."""
-
 Format = StrEnum("Format", ["human", "json"])
 FormatOption = Annotated[Format, Option("--format", help="How to print the result on stdout.")]
 QuietOption = Annotated[bool, Option("--quiet", "-q", help="No progress on stderr, only errors.")]
@@ -155,8 +148,7 @@ def as_typed(next: str) -> str:
     if next.startswith(AGAIN):
         option = shlex.split(next.removeprefix(AGAIN).removeprefix(" with"))
         return shlex.join(["dgxlab", *_without(option, sys.argv[1:]), *option])
-    words = next.split()
-    if words[:1] == ["dgxlab"] and words[1] in _OF_A_RECORD:
+    if next.startswith("dgxlab "):
         for word, after in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
             if word == "--db" or word.startswith("--db="):
                 record = shlex.quote(word.partition("=")[2] or after)

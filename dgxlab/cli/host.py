@@ -142,6 +142,7 @@ def clean(
 
     Example: dgxlab host clean local --dry-run
     """
+    from dgxlab.cli._display import notes
     from dgxlab.lab import clean as use_case
 
     with workspace.lab_if_any() as lab:
@@ -155,7 +156,7 @@ def clean(
         (Out() if asks else out).note(_listing(candidates))  # a question needs the list
         if asks and not agreed("Remove what goes?"):
             raise UsageError("nothing was removed", next=f"{typed()} --yes")
-        cleaned = use_case.clean(lab, host, candidates, lambda event: out.note(getattr(event, "note", "")))
+        cleaned = use_case.clean(lab, host, candidates, notes(out))
     lines = [one_line(f"{each.item.kind} {each.item.name} stays: {each.kept}") for each in cleaned.kept]
     freed = size(sum(item.bytes for item in cleaned.removed))
     out.result(cleaned, "\n".join([*lines, f"removed {plural(len(cleaned.removed), 'thing')}, {freed}"]))

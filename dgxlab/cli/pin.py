@@ -84,7 +84,7 @@ def check(
     Example: dgxlab pin check b6900 --like quickstart
     """
     from dgxlab.cli._display import display
-    from dgxlab.lab.upgrade import Check
+    from dgxlab.lab.upgrade import PinCheck
     from dgxlab.source import PinCache, full_id
 
     others = readable_experiments(out.note)
@@ -94,7 +94,7 @@ def check(
     pin = full_id(name, sources, PinCache(trusted=options.trust_source), out.note)
     if pin == spec.pin:
         raise UsageError(f"{spec.name} is on pin {pin[:12]} already", next="name a newer one, or another --like")
-    asked = Check(spec, pin, sources, screen, 60 * options.wait)
+    asked = PinCheck(spec, pin, sources, screen, 60 * options.wait)
     rows = []
     with options.at(workspace, spec).lab(create=True) as lab, display(out) as watch:
         for row in asked.rows(lab, wanted, others, watch):

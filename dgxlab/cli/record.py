@@ -215,13 +215,14 @@ def rebuild(
 
     Example: dgxlab db rebuild new.db --host local
     """
+    from dgxlab.cli._display import notes
     from dgxlab.lab import rebuild
 
     workspace = replace(workspace, db=path or workspace.db)
     rebuild.mend(workspace.database, out.note)
     with workspace.lab(create=True) as lab:
         hosts = [connect(name) for name in host or ()]
-        done = rebuild.rebuild(lab, hosts, lambda event: out.note(getattr(event, "note", "")))
+        done = rebuild.rebuild(lab, hosts, notes(out))
     lines = [f"{job_id} is left out: {reason}" for job_id, reason in done.left]
     out.result(done, "\n".join([*lines, f"{plural(len(done.added), 'job')} recorded"]))
     if done.left:

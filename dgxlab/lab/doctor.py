@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dgxlab.errors import AGAIN, DgxlabError, SpecError, command, edit
-from dgxlab.lab.provision import TOOLS
+from dgxlab.lab.provision import BUILD_TOOLS
 from dgxlab.lab.starter import merge_driver
 from dgxlab.model import Facts, HostEntry
 from dgxlab.project import or_init
@@ -181,7 +181,7 @@ def _tools(facts: Facts, install: _Install, absent: Collection[str]) -> Iterator
             yield Finding(name, OK, version)
         elif name not in reported:
             yield Finding(name, MISSING, "not found on PATH", install(package))
-    for name in TOOLS:
+    for name in BUILD_TOOLS:
         mend = install("cmake", "ninja-build")
         if paths[name]:
             yield Finding(name, OK, paths[name])

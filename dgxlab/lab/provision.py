@@ -17,7 +17,7 @@ from dgxlab.transport import retry
 from dgxlab.transport.host import Host, Probe, Stdin
 from dgxlab.units import size
 
-TOOLS = ("cmake", "ninja")  # build tools that can be sent as wheels. A compiler and git must be installed
+BUILD_TOOLS = ("cmake", "ninja")  # build tools that can be sent as wheels. A compiler and git must be installed
 _PIECE = 1 << 20  # bytes of a file sent at a time
 NOTE_S = 10.0  # period of progress notes during a long transfer; a bar moves with every percent
 
@@ -64,7 +64,7 @@ def prepare(host: Host, sides: Sequence[Side], watch: Watch) -> Probe:
             asks = ", which GGML_CUDA needs" if what in of_cuda else ""
             raise BuildFailed(f"there is no {what} on host {host.name}{asks}", next=f"dgxlab doctor {host.name}")
     everywhere = [tools, *(each.details["tools"] for each in on_nodes)]
-    missing = [name for name in TOOLS if not all(there[name] for there in everywhere)]
+    missing = [name for name in BUILD_TOOLS if not all(there[name] for there in everywhere)]
     for name in missing:
         _send_tool(host, name, facts, watch)
     return retry.again_if_known(host, question, noted(watch)) if missing else probe

@@ -44,7 +44,7 @@ class Upgrade:
 
 
 @dataclass(frozen=True)
-class Check:
+class PinCheck:
     """How the rows of an upgrade are made; `experiment` is on the old pin, and its own series are left out."""
 
     experiment: Experiment

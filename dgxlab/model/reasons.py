@@ -155,8 +155,6 @@ class Code(Enum):
     OTHER_OPS = "{others} of {cases} cases are not of {op}, as {case}"
     CASE_LIST = "expected the list of cases {wanted}, got {got}: {cases} cases, {repeated} of them repeated"
     CONTRADICTION = "{what}"
-    SIGNALLED = "{program} was ended by a signal"
-    STATUS = "{program} ended with exit status {status}"
     NO_OK = "the output does not say 'Backend {backend}: OK'"
     DISK = "{reason}{disk}"
     AGAIN = "run again: {reasons}"

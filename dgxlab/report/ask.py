@@ -145,7 +145,7 @@ def _unknown(what: str, name: str, known: tuple[str, ...]) -> str:
     return f"{what} {name!r}; " + (f"there is {near[0]!r}" if near else f"there are {', '.join(known)}")
 
 
-Gate = tuple[LaunchedGate, Mapping[str, str]]
+AskedGate = tuple[LaunchedGate, Mapping[str, str]]
 """A gate that an arm should have passed, and its environment."""
 
 OP_ORDER = ("type_a", "type_b", "type", "m", "n", "k")
@@ -171,7 +171,7 @@ class Ask:
 
     arm: Arm
     cells: tuple[CellAsk, ...]
-    gates: Mapping[str, Gate]  # by gate_digest
+    gates: Mapping[str, AskedGate]  # by gate_digest
     models: Mapping[str, Model]
     host: str = ""  # its name in hosts.yaml
     device_id: str | None = None  # None for any device
@@ -207,7 +207,7 @@ def of_newest(store: Store, job: Job, arm_name: str = "") -> Ask:
     rows = store.rows(
         """SELECT hypothesis FROM experiments JOIN jobs ON jobs.experiment = digest
            WHERE experiments.name = ? ORDER BY intent_at DESC, job_id DESC LIMIT 1""",
-        (arm_name,),
+        (name,),
     )
     return _of_plan(whole, arm, hypothesis=str(rows[0]["hypothesis"]) if rows else "", **about)
 
@@ -358,7 +358,9 @@ def _of_plan(whole: Plan, arm: Arm, **about: Any) -> Ask:
     return _ask(arm, cells, gates, models, **about)
 
 
-def _ask(arm: Arm, cells: Iterable[CellAsk], gates: Iterable[Gate], models: Mapping[str, Model], **about: Any) -> Ask:
+def _ask(
+    arm: Arm, cells: Iterable[CellAsk], gates: Iterable[AskedGate], models: Mapping[str, Model], **about: Any
+) -> Ask:
     # without repetitions: a session has a cell in many runs, and gates before and after its chains
     once = {ask.identity: ask for ask in cells}
     return Ask(arm, tuple(once.values()), {gate_digest(*gate): gate for gate in gates}, models, **about)

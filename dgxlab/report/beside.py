@@ -16,7 +16,7 @@ from dgxlab.errors import UsageError
 from dgxlab.model import Param
 from dgxlab.published import Figure, GateResult, peaks_of
 from dgxlab.report.ask import op_params
-from dgxlab.report.records import Beside, Column, Remark, Row, Source, Table, Value, grouped, some
+from dgxlab.report.records import Beside, Column, Document, Remark, Row, Table, Value, grouped, some
 
 _Entry = TypeVar("_Entry", Figure, GateResult)
 
@@ -65,7 +65,7 @@ def label(entry: Figure | GateResult) -> str:
     return f"published, {peaks.gpu if peaks else entry.host} ({_document(entry)})"
 
 
-def sources(entries: Iterable[Figure | GateResult]) -> tuple[Source, ...]:
+def sources(entries: Iterable[Figure | GateResult]) -> tuple[Document, ...]:
     """Return the sources of figures or gates, one for each document, machine and engine."""
 
     def origin(entry: Figure | GateResult) -> tuple[str, str, str]:
@@ -76,7 +76,7 @@ def sources(entries: Iterable[Figure | GateResult]) -> tuple[Source, ...]:
     for source, group in groups.items():
         file = "published_gates.csv" if isinstance(group[0], GateResult) else "published.csv"
         tools = tuple(dict.fromkeys(entry.tool for entry in group))
-        results.append(Source(*source, tools, file, tuple(entry.line for entry in group)))
+        results.append(Document(*source, tools, file, tuple(entry.line for entry in group)))
     return tuple(results)
 
 
@@ -157,6 +157,10 @@ class _SeriesKey(NamedTuple):
     again: str = ""
 
 
+_UNNAMED = {"source_doc", "host"}
+"""Fields of a series that are not part of its name."""
+
+
 @dataclass(frozen=True)
 class Series:
     """Published figures that share a row or column: of one document, engine, model and variant, at most one a cell."""
@@ -185,7 +189,7 @@ def matching_series(form: str, patterns: Sequence[str]) -> list[Series]:
         groups.setdefault(_group(groups, _words(figure, abouts[figure]), measured), {})[measured] = figure
     varying = {name for name, *values in zip(_SeriesKey._fields, *groups, strict=True) if len(set(values)) > 1}
     first = next(iter(groups))._asdict()
-    shared = tuple(word for name, word in first.items() if word and name not in varying)[2:]
+    shared = tuple(word for name, word in first.items() if word and name not in varying | _UNNAMED)
     short_names = [_name(words, figures, varying - {"pin"}) for words, figures in groups.items()]
     results = []
     letters = (f"published {letter}" for letter in (*ascii_uppercase, *range(len(groups))))
@@ -220,7 +224,7 @@ def _group(
 
 
 def _name(words: _SeriesKey, figures: Mapping[_CellMetric, Figure], varying: Set[str]) -> str:
-    own = [word for name, word in words._asdict().items() if word and name in varying - {"source_doc", "host"}]
+    own = [word for name, word in words._asdict().items() if word and name in varying - _UNNAMED]
     return ": ".join(filter(None, (label(next(iter(figures.values()))), " ".join(own))))
 
 

@@ -23,7 +23,7 @@ from dgxlab.store import FLAWED, REJECTED, UNCOUNTED
 if TYPE_CHECKING:
     from dgxlab.store import Job, Store
 
-Row = Mapping[str, Any]
+RecordRow = Mapping[str, Any]
 
 MINE = """WITH mine AS MATERIALIZED (
     SELECT job_id, arm, build_id, device_id, arms.pin, arms.tree, intent_at FROM arms JOIN jobs USING (job_id)
@@ -65,14 +65,14 @@ TELEMETRY = """SELECT name, min(median) AS low, max(median) AS high FROM telemet
                WHERE run_id IN (SELECT value FROM json_each(?)) GROUP BY name"""
 
 
-def by_run(store: Store, sql: str, runs: Iterable[str]) -> dict[str, list[Row]]:
+def by_run(store: Store, sql: str, runs: Iterable[str]) -> dict[str, list[RecordRow]]:
     """Return the rows of a query, VALUES or FLAGS, by run; a run without rows has an empty list."""
     runs, rows = list(runs), []
     for start in range(0, len(runs), PARAMETERS):
         some = runs[start : start + PARAMETERS]
         # a parameter each: for the ids of a subquery, SQLite would first group the samples of all runs
         rows += store.rows(sql.format(",".join("?" * len(some))), some)
-    by_id: dict[str, list[Row]] = grouped((row["run_id"], row) for row in rows)
+    by_id: dict[str, list[RecordRow]] = grouped((row["run_id"], row) for row in rows)
     return {run: by_id.get(run, []) for run in runs}
 
 
@@ -82,7 +82,7 @@ Medians = Mapping[tuple[str, str, str, str], Mapping[int, float]]
 """The median of each run of chains: by chain, role, Cell.key and metric, then by cycle."""
 
 
-def medians_of(rows: Iterable[Row]) -> Medians:
+def medians_of(rows: Iterable[RecordRow]) -> Medians:
     """Return the medians of runs of chains, as `Medians`, given their rows of VALUES."""
     pairs = grouped(
         ((row["chain"], row["role"], row["cell"], row["metric"]), (row["cycle"], row["value"])) for row in rows
@@ -101,7 +101,7 @@ def range_of(ranges: Iterable[Conditions]) -> dict[str, tuple[float, float]]:
     return units.ranges((name, end) for each in ranges for name, both in each.items() for end in both)
 
 
-def by_kind(flags: Iterable[Row]) -> Iterator[tuple[list[Row], str]]:
+def by_kind(flags: Iterable[RecordRow]) -> Iterator[tuple[list[RecordRow], str]]:
     """Group flags by kind, hard ones apart; yield each group, and its first reason with the number of the others."""
     for of_kind in grouped(((flag["hard"], flag["kind"]), flag) for flag in flags).values():
         first, *others = dict.fromkeys(str(flag["reason"]) for flag in of_kind)
@@ -113,13 +113,13 @@ class Measured:
     """A cell with its newest valid run and its numbers; of a chain, the arm's last run, and means over its runs."""
 
     ask: CellAsk
-    run: Row  # its row of RUNS
+    run: RecordRow  # its row of RUNS
     quantities: Mapping[str, Number]  # by metric
     conditions: Conditions = field(default_factory=dict)
-    flags: tuple[Row, ...] = ()  # rows of FLAGS; of a chain, one row for each kind
+    flags: tuple[RecordRow, ...] = ()  # rows of FLAGS; of a chain, one row for each kind
 
 
-Lost = tuple[Row, tuple[CellAsk, ...]]
+Lost = tuple[RecordRow, tuple[CellAsk, ...]]
 """A run that does not count as a whole, with the cells that it should have measured; () if its plan cannot be read."""
 
 
@@ -134,8 +134,8 @@ class Evidence:
     device: Device | None = None
     contents: Mapping[str, str] = field(default_factory=dict)  # `inputs.contents` by model, where it is known
     measured: tuple[Measured, ...] = ()  # in the order asked
-    gates: Mapping[str, Row] = field(default_factory=dict)  # the newest of each expected gate, by its digest
-    failed: tuple[Row, ...] = ()  # every failed gate, newest first, parity gates before others
+    gates: Mapping[str, RecordRow] = field(default_factory=dict)  # the newest of each expected gate, by its digest
+    failed: tuple[RecordRow, ...] = ()  # every failed gate, newest first, parity gates before others
     lost: tuple[Lost, ...] = ()  # newest first
 
     @property
@@ -205,7 +205,7 @@ def _machine(job: Job, device: Device | None) -> str:
     return f"{job.host} ({known})" if known else job.host
 
 
-def _measured(store: Store, ask: Ask, valid: Sequence[Row]) -> Iterator[Measured]:
+def _measured(store: Store, ask: Ask, valid: Sequence[RecordRow]) -> Iterator[Measured]:
     accepted = {name: model_read(model, valid) for name, model in ask.models.items()}
     asked = [(cell, (cell.cell.key, accepted.get(cell.model, ""), cell.identity[2])) for cell in ask.cells]
     of_chains = by_run(store, VALUES, [run["run_id"] for run in valid if run["role"] is not None])
@@ -230,12 +230,12 @@ def _measured(store: Store, ask: Ask, valid: Sequence[Row]) -> Iterator[Measured
 
 
 _Key = tuple[str, str, str]  # Cell.key, model_id, env_digest
-_Found = tuple[list[Row], dict[str, Number]]  # runs, and by metric what they measured
+_Found = tuple[list[RecordRow], dict[str, Number]]  # runs, and by metric what they measured
 
 BATCH = 4  # runs whose samples are read at once: the newest have all cells, unless some were not measured for long
 
 
-def _newest(store: Store, runs: Sequence[Row], asked: Collection[_Key]) -> dict[_Key, _Found]:
+def _newest(store: Store, runs: Sequence[RecordRow], asked: Collection[_Key]) -> dict[_Key, _Found]:
     """Return the newest of ordinary runs, given oldest first, with each cell; reads until all are found."""
     newest: dict[_Key, _Found] = {}
     for end in range(len(runs), 0, -BATCH):
@@ -252,7 +252,7 @@ def _newest(store: Store, runs: Sequence[Row], asked: Collection[_Key]) -> dict[
 
 
 def _of_chains(
-    store: Store, valid: Sequence[Row], values: Mapping[str, Sequence[Row]]
+    store: Store, valid: Sequence[RecordRow], values: Mapping[str, Sequence[RecordRow]]
 ) -> Iterator[tuple[_Key, _Found]]:
     """Yield by (Cell.key, model_id, env_digest), oldest first, an arm's runs that count and the mean of each metric."""
     of_chains = (run for run in valid if run["role"] in (BASELINE, CANDIDATE))
@@ -288,7 +288,7 @@ def mean_of(judged: Judged, role: str, metric: str, medians: Mapping[int, float]
     return Number(metric, units.metric(metric).unit, len(runs), spread, mean=mean)
 
 
-def _lost(store: Store, runs: Sequence[Row]) -> Iterator[Lost]:
+def _lost(store: Store, runs: Sequence[RecordRow]) -> Iterator[Lost]:
     """Yield runs, each with the cells of its step that have no number; the step is found by the arguments."""
     steps: dict[str, tuple[RunStep, ...]] = {}
     for job_id in {run["job_id"] for run in runs}:
@@ -305,7 +305,7 @@ def _lost(store: Store, runs: Sequence[Row]) -> Iterator[Lost]:
         yield {**run, "status": status}, tuple(ask for ask in asked if ask.cell.key not in measured)
 
 
-def _ran(step: RunStep, run: Row, argv: Sequence[str]) -> bool:
+def _ran(step: RunStep, run: RecordRow, argv: Sequence[str]) -> bool:
     """Return whether a run has a step's arguments; one with a placeholder matches anything."""
     if (step.arm, step.tool, len(step.argv)) != (run["arm"], run["tool"], len(argv)):
         return False

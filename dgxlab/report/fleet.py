@@ -16,7 +16,7 @@ from dgxlab.report.evidence import Evidence, find_evidence
 from dgxlab.report.records import Column, Number, Page, Row, Table, grouped
 from dgxlab.report.session import WORDS, ChainSession
 from dgxlab.report.tables import env_text, leading, varying_of
-from dgxlab.report.verdicts import Comparison, comparisons
+from dgxlab.report.verdicts import Claim, comparisons
 from dgxlab.stats import Pooled, Verdict
 from dgxlab.store import UNCOUNTED
 from dgxlab.tools import BENCHES
@@ -223,7 +223,7 @@ def _name(ask: CellAsk, metric: str, of: Ask) -> str:
     return " ".join(filter(None, (ask.model, asking.label(ask.cell), label, env_text(own))))
 
 
-def _named(row: Comparison, session: ChainSession) -> str:
+def _named(row: Claim, session: ChainSession) -> str:
     return _name(row.ask, row.judged.comparison.metric, session.baseline.ask)
 
 

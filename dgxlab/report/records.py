@@ -89,7 +89,7 @@ class Flag:
 
 
 @dataclass(frozen=True)
-class Source:
+class Document:
     """One document, machine and engine that published figures come from, with their lines in the CSV file."""
 
     doc: str
@@ -112,7 +112,7 @@ class Remark:
 class Beside:
     """The notes beneath a table that has published figures beside measured numbers."""
 
-    sources: tuple[Source, ...]
+    sources: tuple[Document, ...]
     shared: tuple[str, ...] = ()  # common to all of them: engine, version, model
     excess: tuple[Remark, ...] = ()  # impossible ones, and why
     remarks: tuple[Remark, ...] = ()

@@ -12,7 +12,7 @@ from dgxlab.judgement import gate_name
 from dgxlab.model import BASELINE, BURN_IN, PROTOCOL, GateStep, ModelStep, ParityGate, Plan
 from dgxlab.plan import is_flag
 from dgxlab.report.ask import plan_of
-from dgxlab.report.evidence import LISTED, OF_GATES, Row, arms_of_job
+from dgxlab.report.evidence import LISTED, OF_GATES, RecordRow, arms_of_job
 from dgxlab.report.records import Failure, Table, columns, grouped, some
 from dgxlab.report.tables import env_text, gate_rows, provenance
 from dgxlab.store import REJECTED, gate_digest
@@ -62,7 +62,7 @@ class ChainSession:
             return f"{word} of {self.baseline.name} against itself"
         return f"{word} of {self.candidate.name} against {self.baseline.name}"
 
-    def of_chains(self, ids: Collection[str]) -> list[Row]:
+    def of_chains(self, ids: Collection[str]) -> list[RecordRow]:
         """Return the runs of the chains with these ids: the last for each role and cycle, without the burn-in."""
         last = {_place(run): run for run in self.runs if run["role"] != BURN_IN}
         return [run for run in last.values() if run["chain"] in ids]
@@ -79,13 +79,13 @@ class ChainSession:
             name = " ".join(filter(None, (chain.baseline.tool, chain.baseline.model)))
             yield f"{chain.id} {name}: {far}"
 
-    def _gates(self) -> list[tuple[GateStep, Row | None]]:
+    def _gates(self) -> list[tuple[GateStep, RecordRow | None]]:
         """Return every gate of the plan with its row, None where it was not run."""
         checks = self.store.rows("SELECT * FROM checks WHERE job_id = ?", (self.job.job_id,))
         parity = self.store.rows(GATES, (self.job.job_id,))
         of_step = grouped((row["step"], row) for row in checks)
         of_gate = grouped(((row["arm"], row["gate_digest"]), row) for row in parity)
-        gates: list[tuple[GateStep, Row | None]] = []
+        gates: list[tuple[GateStep, RecordRow | None]] = []
         for step in (step for step in self.plan.steps if isinstance(step, GateStep)):
             rows = of_step.get(step.id, [])
             if isinstance(step.gate, ParityGate):  # the order distinguishes it from its repetition after the chains
@@ -123,7 +123,7 @@ class ChainSession:
         return [*failed_session(self.job, [*gates, *runs]), *gates, *runs]
 
 
-def _place(run: Row) -> tuple[str, str, int]:
+def _place(run: RecordRow) -> tuple[str, str, int]:
     return run["chain"], run["role"], run["cycle"]
 
 
@@ -136,7 +136,7 @@ def older(protocol: int) -> str:
     return "" if protocol == PROTOCOL else f" (protocol {protocol})"
 
 
-def failed_gate(gate: Row, whose: str = "", *, again: bool = False) -> Failure:
+def failed_gate(gate: RecordRow, whose: str = "", *, again: bool = False) -> Failure:
     """Return the failure of a gate, given its row of `gates` or `checks`.
 
     `whose` is appended to the gate's name; `again` says that the gate passed later.

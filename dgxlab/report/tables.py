@@ -21,7 +21,7 @@ from dgxlab.model import (
     root_of,
 )
 from dgxlab.model.events import COPY
-from dgxlab.report.ask import CellAsk, Gate, label, op_params
+from dgxlab.report.ask import AskedGate, CellAsk, label, op_params
 from dgxlab.report.evidence import Evidence, Measured, range_of
 from dgxlab.report.records import Column, Flag, Number, Provenance, Row, Table, Value, columns, grouped, labels_of
 from dgxlab.tools import BENCHES, BY_FORM
@@ -217,7 +217,7 @@ def gate_tables(evidence: Evidence) -> list[Table]:
 
 
 def gate_rows(
-    gates: Sequence[tuple[Gate, Mapping[str, Any] | None]], leads: Sequence[Row] = ()
+    gates: Sequence[tuple[AskedGate, Mapping[str, Any] | None]], leads: Sequence[Row] = ()
 ) -> Iterator[tuple[str, list[LaunchedGate], tuple[Column, ...], list[Row]]]:
     """Yield the title, gates, columns and rows of up to two tables: of parity gates and of the other gates.
 

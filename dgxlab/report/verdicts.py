@@ -14,13 +14,24 @@ from dgxlab.judgement.fleets import identity
 from dgxlab.model import BASELINE, CANDIDATE, ChainStep, Plan
 from dgxlab.report import ask as asking
 from dgxlab.report.ask import CellAsk
-from dgxlab.report.evidence import FLAGS, VALUES, Medians, Row, by_kind, by_run, conditions_of, mean_of, medians_of
+from dgxlab.report.evidence import (
+    FLAGS,
+    VALUES,
+    Medians,
+    RecordRow,
+    by_kind,
+    by_run,
+    conditions_of,
+    mean_of,
+    medians_of,
+)
 from dgxlab.report.records import (
     Column,
     Discard,
     Flag,
     Number,
     Origin,
+    Row,
     SessionReport,
     Table,
     Value,
@@ -135,11 +146,11 @@ def _in_percent(verdict: Verdict) -> dict[str, Value]:
     return {f"{name}_pct": None if share is None else 100 * share for name, share in shares.items()}
 
 
-_Pair = list[tuple[ChainSession, dict[tuple[str, ...], "Comparison"]]]
+_Pair = list[tuple[ChainSession, dict[tuple[str, ...], "Claim"]]]
 """Sessions of a pair, the oldest first, with what each compared."""
 
 
-def _pair(store: Store, job: Job, compared: Sequence[Comparison]) -> _Pair:
+def _pair(store: Store, job: Job, compared: Sequence[Claim]) -> _Pair:
     """Return the sessions of a job's pair that compared one of the same things, the job's own too."""
     sessions = [ChainSession(store, store.job(row["job_id"])) for row in store.rows(PAIR, (job.job_id,))]
     pair = [(session, {row.identity: row for row in comparisons(session)}) for session in sessions if compared]
@@ -184,7 +195,7 @@ def _pair_table(own: int, pair: _Pair) -> Table:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Claim:
     """A verdict of a session, with what it compares."""
 
     chain: ChainStep
@@ -204,7 +215,7 @@ class Comparison:
         return identity(self.chain, self.judged)
 
 
-def comparisons(session: ChainSession) -> list[Comparison]:
+def comparisons(session: ChainSession) -> list[Claim]:
     """Return the verdicts of a session with what each compares, in the order of its plan."""
     chains = {chain.id: chain for chain in session.plan.chains}
     rows = []
@@ -212,11 +223,11 @@ def comparisons(session: ChainSession) -> list[Comparison]:
         chain, comparison = chains[judged.chain], judged.comparison
         sides = ((chain.baseline, comparison.baseline), (chain.candidate, comparison.candidate))
         asks = [next(CellAsk(cell, run.model, run.env) for cell in run.cells if cell.key == key) for run, key in sides]
-        rows.append(Comparison(chain, asks[0], asks[1], judged))
+        rows.append(Claim(chain, asks[0], asks[1], judged))
     return rows
 
 
-def _table(session: ChainSession, form: Form, title: str, group: Sequence[Comparison]) -> Table:
+def _table(session: ChainSession, form: Form, title: str, group: Sequence[Claim]) -> Table:
     kind, candidate = session.plan.kind, session.candidate
     group = sorted(group, key=lambda row: sort_key(form, row.ask))  # stable: the comparisons of a cell keep their order
     others = [_of_both(form, row) for row in group]
@@ -261,13 +272,13 @@ def _table(session: ChainSession, form: Form, title: str, group: Sequence[Compar
     )
 
 
-def _of_both(form: Form, row: Comparison) -> dict[str, tuple[Value, Value]]:
+def _of_both(form: Form, row: Claim) -> dict[str, tuple[Value, Value]]:
     """Return the settings that are in no leading column, environment variables by name, with both arms' values."""
     sides = [{**settings_of(form, replace(ask, env={})), **ask.env} for ask in (row.ask, row.candidate_ask)]
     return {key: (sides[0].get(key), sides[1].get(key)) for key in dict.fromkeys((*sides[0], *sides[1]))}
 
 
-def _values(kind: str, row: Comparison, medians: Medians) -> dict[str, Value]:
+def _values(kind: str, row: Claim, medians: Medians) -> dict[str, Value]:
     """Return the values of a row of verdicts, also as plain numbers for JSON; `medians` are those of all runs."""
     judged, verdict, metric = row.judged, row.verdict, units.metric(row.judged.comparison.metric)
 
@@ -325,7 +336,7 @@ def _columns(kind: str, rows: Sequence[Mapping[str, Value]]) -> list[Column]:
 
 
 def _protocol(
-    plan: Plan, chains: Sequence[ChainStep], group: Sequence[Comparison], runs: Sequence[Row]
+    plan: Plan, chains: Sequence[ChainStep], group: Sequence[Claim], runs: Sequence[RecordRow]
 ) -> dict[str, Value]:
     first = chains[0]
     decided = first.screen or plan.protocol < STEPS
@@ -343,7 +354,7 @@ def _protocol(
     return {**words, "noise floors of": ", ".join(floors)} if floors else words
 
 
-def _flags(session: ChainSession, runs: Sequence[Row], *, several: bool) -> tuple[Flag, ...]:
+def _flags(session: ChainSession, runs: Sequence[RecordRow], *, several: bool) -> tuple[Flag, ...]:
     named = {run["run_id"]: f"{run['chain']} " * several + f"{run['role']} {run['cycle']}" for run in runs}
     flags = by_run(session.store, FLAGS, named).values()
     results = []
@@ -353,7 +364,7 @@ def _flags(session: ChainSession, runs: Sequence[Row], *, several: bool) -> tupl
     return tuple(sorted(results, key=lambda flag: not flag.hard))
 
 
-def _discards(group: Sequence[Comparison]) -> list[Discard]:
+def _discards(group: Sequence[Claim]) -> list[Discard]:
     sizes = Counter(row.chain.id for row in group)
     groups = grouped(
         ((row.chain.id, cycle, reason), row.label) for row in group for cycle, reason in row.verdict.flaws.items()
@@ -364,7 +375,7 @@ def _discards(group: Sequence[Comparison]) -> list[Discard]:
     ]
 
 
-def _because(group: Sequence[Comparison], kind: str) -> Iterator[VerdictReasons]:
+def _because(group: Sequence[Claim], kind: str) -> Iterator[VerdictReasons]:
     def reasons(verdict: Verdict) -> tuple[str, ...]:
         # without the confidence, which is in the table: it would split rows of equal reasons
         first = (_deciding(verdict),) if verdict.ci else ()

@@ -30,7 +30,7 @@ FLAWED = "SELECT run_id FROM flags WHERE hard"
 """The runs that a hard event disturbed: tables mark them, and what has no room for a mark leaves them out."""
 FRESH_S = 86400.0  # a younger copy is recent enough
 
-Wanted = tuple[str, str, str]  # a cell on a model in an environment: Cell.key, model_id ("" for none), env_digest
+CellKey = tuple[str, str, str]  # a cell on a model in an environment: Cell.key, model_id ("" for none), env_digest
 
 
 class Store:
@@ -225,7 +225,7 @@ class Store:
             for row in rows:
                 self.put(table, row)
 
-    def up_to_date(self, build_id: str, device_id: str, cells: Iterable[Wanted]) -> set[Wanted]:
+    def up_to_date(self, build_id: str, device_id: str, cells: Iterable[CellKey]) -> set[CellKey]:
         """Return those of `cells` that have counted samples of a valid run of this PROTOCOL on this build and device.
 
         A run of a chain is enough only if the chain has a verdict on the cell that is not invalid.

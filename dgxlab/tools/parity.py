@@ -173,14 +173,12 @@ def _contradictions(counts: _Counts, passed: int | None, announced: int) -> Iter
         yield f"{len(counts.cases)} lines name a case, but {ended} say how one ended"
 
 
-def judge_gate(reading: GateReading, rc: int | None, wanted: ParityGate) -> tuple[Reason, ...]:
-    """Return why the gate `wanted` did not pass, () if it did; `rc` is None or below 0 after a signal."""
+def judge_gate(reading: GateReading, wanted: ParityGate, ended: Reason | None = None) -> tuple[Reason, ...]:
+    """Return why the gate `wanted` did not pass, () if it did; `ended` is how the program failed, if it did."""
     reasons = [*_count_reasons(reading, wanted)]
     reasons += [reason(Code.CONTRADICTION, what=what) for what in reading.contradictions]
-    if rc is None or rc < 0:
-        reasons.append(reason(Code.SIGNALLED, program=PROGRAM))
-    elif rc != 0 and (rc != 1 or not reasons):  # 1 repeats what was just said
-        reasons.append(reason(Code.STATUS, program=PROGRAM, status=rc))
+    if ended:
+        reasons.insert(0, ended)
     if not reading.backend_ok and not reasons:
         reasons.append(reason(Code.NO_OK, backend=reading.backend))
     return tuple(reasons)

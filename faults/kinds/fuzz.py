@@ -93,7 +93,7 @@ def judge(path: Path, random: Random) -> str:
     for count in (reading.passed, reading.total):
         if count is not None and not re.search(rf"(?<![0-9])0*{count}(?![0-9])", plain(text)):
             raise Broken(f"{name}: the gate counts {count}, which is not in the text")
-    if judge_gate(reading, 0, gate):
+    if judge_gate(reading, gate):
         return "refused"
     assert gate.expect
     lacking = _lacking(plain(text), gate.backend, gate.expect)

@@ -18,7 +18,7 @@ from dgxlab.model.reasons import Code, reason
 ENV = {"PATH": os.environ["PATH"]}
 
 
-def launch(tmp_path: Path, *argv: str, limit_s: float = 20.0, **options: Any) -> child.Ended:
+def launch(tmp_path: Path, *argv: str, limit_s: float = 20.0, **options: Any) -> child.Exit:
     return child.run(argv, env=ENV, stdout=tmp_path / "out", stderr=tmp_path / "err", limit_s=limit_s, **options)
 
 

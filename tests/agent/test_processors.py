@@ -11,7 +11,7 @@ import pytest
 from dgxlab.agent import child, processors
 from dgxlab.agent.conditions import Conditions
 from dgxlab.agent.measure import threads
-from dgxlab.agent.processors import Contention, Watch, parse_pressure, parse_stat, parse_times, pinned
+from dgxlab.agent.processors import Contention, ContentionWatch, parse_pressure, parse_stat, parse_times, pinned
 from dgxlab.model import CellResult
 from dgxlab.tools.rows import Parsed
 from tests.conftest import GOLDEN
@@ -74,23 +74,23 @@ def files(when: str) -> dict[str, str]:
 def test_what_grew_during_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """The captured 4.23 s: a program that used 1.97 s of two processors, on which more ran than they could carry."""
     host = Counters(monkeypatch, files("before"))
-    watch = Watch()
+    watch = ContentionWatch()
     host.files, host.clock, host.children = files("after"), 104.23, 8.97
     seen = watch.ended()
     assert (seen.processors, seen.run_queue, seen.steal) == (2, None, 0.0)
     assert seen.others == pytest.approx((8.46 - 1.97) / 4.23)
     assert seen.psi == pytest.approx(4.038613 / 4.23)
-    again = Watch()
+    again = ContentionWatch()
     host.clock, host.children = 105.0, 8.99  # a run's own time is measured finer than the processors'
     assert again.ended() == Contention(2, None, 0.0, 0.0, 0.0)
-    short = Watch()
+    short = ContentionWatch()
     host.clock += processors.SHORTEST_S / 2
     assert short.ended() == Contention(2)
 
 
 def test_without_its_files_before_and_after_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Counters(monkeypatch, {})
-    watch = Watch()
+    watch = ContentionWatch()
     host.clock = 104.23
     for host.files in ({}, files("after")):
         assert watch.ended() == Contention(2)
@@ -100,9 +100,9 @@ def test_the_last_count_of_each_task(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     """What a task waited before it ended is kept; with too few looks nothing is known."""
     looks = [{"7": 1e8}, {"7": 2e8, "8": 5e8}, {"7": 3e8, "9": 1e8}, {"7": 4e8}, {"7": 4e8}]
     host = Counters(monkeypatch, {})
-    watch = Watch()
+    watch = ContentionWatch()
     monkeypatch.setattr(processors.os, "getpgid", lambda pid: pid)
-    monkeypatch.setattr(watch, "_note", lambda task, path: Watch._note(watch, task, str(tmp_path / task)))
+    monkeypatch.setattr(watch, "_note", lambda task, path: ContentionWatch._note(watch, task, str(tmp_path / task)))
     pauses, known = [], []
     for tasks in looks:
         for task, ns in tasks.items():
@@ -149,7 +149,7 @@ def test_a_busy_loop_beside_a_program(
     """
     streams = {"stdout": tmp_path / "out", "stderr": tmp_path / "err"}
     with busy_processor():
-        watch = Watch()
+        watch = ContentionWatch()
         ended = child.run(argv, env={}, **streams, limit_s=limit_s, look=watch.look)
         seen = watch.ended()
     conditions = Conditions((), STATE, STATE, {}, ended.seconds, seen, most)
@@ -164,7 +164,7 @@ def test_a_busy_loop_beside_a_program_that_does_not_wait(tmp_path: Path) -> None
     """It uses all of the only processor: a soft flag."""
     streams = {"stdout": tmp_path / "out", "stderr": tmp_path / "err"}
     with busy_processor():
-        watch = Watch()
+        watch = ContentionWatch()
         ended = child.run(("sleep", "3"), env={}, **streams, limit_s=30, look=watch.look)
         seen = watch.ended()
     flags = Conditions((), STATE, STATE, {}, ended.seconds, seen, threads=1).flags()
@@ -174,7 +174,7 @@ def test_a_busy_loop_beside_a_program_that_does_not_wait(tmp_path: Path) -> None
 def test_processes_of_a_launch_that_wait_for_each_other(tmp_path: Path) -> None:
     """Eight on one processor: they wait long, but others would have to use most of it for a hard flag."""
     usable = os.sched_getaffinity(0)
-    watch = Watch((min(usable),))
+    watch = ContentionWatch((min(usable),))
     argv, streams = (sys.executable, "-c", EIGHT), {"stdout": tmp_path / "out", "stderr": tmp_path / "err"}
     ended = child.run(argv, env={}, **streams, limit_s=30, look=watch.look, processors=(min(usable),))
     seen = watch.ended()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dgxlab.agent import facts, telemetry
-from dgxlab.agent.child import Ended
+from dgxlab.agent.child import Exit
 from dgxlab.agent.conditions import DeviceSample
 from dgxlab.agent.gpus import FIELDS
 from dgxlab.agent.processors import Contention
@@ -156,7 +156,7 @@ def test_how_warm_it_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     began, file = time.time(), tmp_path / "telemetry-gpu.csv"
     before = file.read_text().count("\n")
     wait_until(lambda: file.read_text().count("\n") >= before + 10)
-    run = Ended(0, None, began, time.time() - began)
+    run = Exit(0, None, began, time.time() - began)
     seen = {(s.device, s.name): s.n for s in watching.around(run, (NOTHING, NOTHING), Contention(2), 2).telemetry()}
     assert seen["GPU-1", "temperature.gpu"] >= 3
     assert ("GPU-2", "temperature.gpu") not in seen

@@ -45,6 +45,13 @@ def test_the_next_command_replaces_an_option(monkeypatch: pytest.MonkeyPatch, ol
     assert as_typed(longer(0.0)) == "dgxlab try --because 'the --wait 10 default' toy --wait 60"
 
 
+@pytest.mark.parametrize("given", [["--db", "my.db"], ["--db=my.db"]])
+def test_the_next_command_is_about_the_same_record(monkeypatch: pytest.MonkeyPatch, given: list[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["dgxlab", *given, "sessions"])
+    assert as_typed("dgxlab doctor") == "dgxlab --db my.db doctor"
+    assert as_typed("ssh-add") == "ssh-add"
+
+
 def test_a_log_says_what_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
     """Once a step, and nothing of a build that is reused."""
     with display(Out()) as watch:

@@ -265,3 +265,8 @@ def test_a_harness_must_say_that_it_tested(kernel_lab: ToyLab, how: str, reason:
 def test_a_kernel_that_is_not_there_is_refused_before_anything_is_sent(kernel_lab: ToyLab) -> None:
     with pytest.raises(SpecError, match=r"kernels/tiles has no Makefile"):
         kernel_lab.run(gated(kernel_lab, HarnessGate("tiles")))
+
+
+def test_an_experiment_of_which_only_gates_ran_is_reported_with_its_hypothesis(toy_lab: ToyLab) -> None:
+    toy_lab.run_well(toy_lab.experiment(hypothesis="fast"), kind="gate")
+    assert report.collect(toy_lab.lab.store, "toy").hypothesis == "fast"

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from dgxlab.model import Expectation, ParityGate, case_digest
+from dgxlab.model.reasons import Code, Reason, reason
 from dgxlab.tools.parity import GateReading, command, judge_gate, read_gate, unlike
 from tests.tools.captures import capture
 
 ALL = Expectation(1103, 1103)
 CASE = "MUL_MAT(type_a={},type_b=f32,m=16,n=1,k=256,bs=[1,1],nr={},per=[0,1,2,3],k_v=0,o=1)"
+ABORTED = reason(Code.EXITED, program="test-backend-ops", status=134)
 Q4 = CASE.format("q4_0", "[1,1]")
 SSM = "h200/tbo-test-SSM_CONV.txt"
 PINS_OWN = "886b1ca8db5f34c5"
@@ -19,11 +21,15 @@ PINS_OWN = "886b1ca8db5f34c5"
 
 
 def judge(
-    reading: GateReading, rc: int | None, expect: Expectation | None, unsupported: int | None, **asked: str
+    reading: GateReading,
+    expect: Expectation | None,
+    unsupported: int | None,
+    ended: Reason | None = None,
+    **asked: str,
 ) -> tuple[str, ...]:
     op = next((case.partition("(")[0] for case in reading.cases), "MUL_MAT")
     gate = ParityGate(**{"op": op, **asked}, backend="", expect=expect, unsupported=unsupported)  # type: ignore[arg-type]
-    return tuple(map(str, judge_gate(reading, rc, gate)))
+    return tuple(map(str, judge_gate(reading, gate, ended)))
 
 
 @pytest.mark.parametrize(
@@ -34,14 +40,14 @@ def test_a_green_mul_mat_gate_passes(name: str, backend: str) -> None:
     assert (reading.passed, reading.total, reading.unsupported) == (1103, 1103, 306)
     assert (reading.summaries, reading.failed, reading.backend_ok, reading.contradictions) == (1, (), True, ())
     assert (len(reading.cases), len(set(reading.cases)), case_digest(reading.cases)) == (1409, 1381, PINS_OWN)
-    assert judge(reading, 0, ALL, 306, cases=PINS_OWN) == ()
-    assert judge(reading, 0, None, None) == ()
-    assert judge(reading, 0, ALL, 300) == ("expected 300 unsupported cases, got 306",)
-    assert judge(reading, 0, Expectation(1104, 1104), 306) == ("expected 1104/1104, got 1103/1103",)
+    assert judge(reading, ALL, 306, cases=PINS_OWN) == ()
+    assert judge(reading, None, None) == ()
+    assert judge(reading, ALL, 300) == ("expected 300 unsupported cases, got 306",)
+    assert judge(reading, Expectation(1104, 1104), 306) == ("expected 1104/1104, got 1103/1103",)
 
 
 @pytest.mark.parametrize(
-    ("name", "backend", "reason"),
+    ("name", "backend", "sentence"),
     [
         ("cpu/tbo-test-wrong-backend.txt", "CUDA0", "backend CUDA0 was not tested: the program has CPU"),
         ("cpu/tbo-test-unknown-op.txt", "CPU", "ran 0 of 0 cases: nothing was tested"),
@@ -51,8 +57,8 @@ def test_a_green_mul_mat_gate_passes(name: str, backend: str) -> None:
     ],
 )
 @pytest.mark.parametrize("expect", [None, ALL])
-def test_false_greens_are_refused(name: str, backend: str, reason: str, expect: Expectation | None) -> None:
-    assert judge(read_gate(capture(name), backend), 0, expect, None) == (reason,)
+def test_false_greens_are_refused(name: str, backend: str, sentence: str, expect: Expectation | None) -> None:
+    assert judge(read_gate(capture(name), backend), expect, None) == (sentence,)
 
 
 def test_failing_cases_are_given_as_the_program_takes_them_back() -> None:
@@ -62,7 +68,7 @@ def test_failing_cases_are_given_as_the_program_takes_them_back() -> None:
     assert reading.failed == (Q4, Q4, CASE.format("q4_0", "[2,1]"), CASE.format("q4_0", "[1,2]"))
     assert (reading.passed, reading.total, reading.unsupported, reading.backend_ok) == (2, 6, 3, False)
     assert reading.contradictions == ()
-    assert judge(reading, 1, Expectation(6, 6), 3) == ("expected 6/6, got 2/6", f"failed: {Q4} and 3 more")
+    assert judge(reading, Expectation(6, 6), 3) == ("expected 6/6, got 2/6", f"failed: {Q4} and 3 more")
     cut = read_gate(text[: text.index("FAIL") + 4], "CPU")
     assert (cut.failed, cut.last_case, cut.summaries) == ((Q4,), Q4, 0)
 
@@ -88,11 +94,9 @@ def test_counts_and_failures_of_a_backend(
     reading = read_gate(capture(name), backend)
     assert ((reading.passed, reading.total, reading.unsupported), reading.failed) == (counts, failed)
     passed = f"{counts[0]} of {counts[1]} cases passed"
-    assert judge(reading, rc, None, None) == ((passed, f"failed: {Q4}") if failed else ())
+    assert judge(reading, None, None) == ((passed, f"failed: {Q4}") if failed else ())
     if not failed:
-        for wrong in (1, 134, -6, None):
-            (reason,) = judge(reading, wrong, None, None)
-            assert reason.startswith("test-backend-ops ")
+        assert judge(reading, None, None, ABORTED) == (str(ABORTED),)
 
 
 def test_a_crash_leaves_no_summary() -> None:
@@ -100,11 +104,9 @@ def test_a_crash_leaves_no_summary() -> None:
     assert text.endswith(f"  {Q4}: ")
     reading = read_gate(text, "CPU")
     assert (reading.summaries, reading.passed, reading.total, reading.last_case) == (0, None, None, Q4)
-    (reason,) = judge(reading, 0, ALL, None)
-    assert reason.endswith(f" {Q4}")
-    ended = [judge(reading, rc, ALL, None) for rc in (134, None)]
-    assert [first for first, _ in ended] == [reason] * 2
-    assert [why.rpartition(" ")[2] for _, why in ended] == ["134", "signal"]
+    (sentence,) = judge(reading, ALL, None)
+    assert sentence.endswith(f" {Q4}")
+    assert judge(reading, ALL, None, ABORTED) == (str(ABORTED), sentence)
 
 
 LINES = capture(SSM).split("\n")
@@ -146,7 +148,7 @@ NO_VERDICT = ("the output does not say 'Backend CUDA0: OK'",)
     ids=["twice", "announced", "damaged", "other", "late", "missing", "stray", "printf", "debug", "empty", "nameless"],
 )
 def test_a_summary_that_the_output_does_not_bear_out_is_refused(text: str, reasons: tuple[str, ...]) -> None:
-    assert judge(read_gate(text, "CUDA0"), 0, Expectation(45, 45), None) == reasons
+    assert judge(read_gate(text, "CUDA0"), Expectation(45, 45), None) == reasons
 
 
 @pytest.mark.parametrize(
@@ -163,7 +165,7 @@ def test_an_allocation_failure_is_in_the_list_only() -> None:
     line = next(line for line in text.split("\n") if "ERR" in line)
     reading = read_gate(text.replace(line + "\n", "failed to allocate tensors [CPU] "), "CPU")
     assert reading.failed == (Q4,)
-    assert judge(reading, 1, None, None) == ("1 of 2 cases passed", f"failed: {Q4}")
+    assert judge(reading, None, None) == ("1 of 2 cases passed", f"failed: {Q4}")
 
 
 # -- the list of cases ------------------------------------------------------------------------------------------------
@@ -185,7 +187,7 @@ def test_as_many_cases_that_are_not_the_gates_are_refused(pattern: str, instead:
     assert replaced > 100
     reading = read_gate(text, "CPU")
     assert (reading.passed, reading.total, reading.unsupported, reading.contradictions) == (1103, 1103, 306, ())
-    reasons = judge(reading, 0, ALL, 306, op="MUL_MAT", cases=PINS_OWN)
+    reasons = judge(reading, ALL, 306, op="MUL_MAT", cases=PINS_OWN)
     assert [text[: len(reason)] for text in reasons] == [reason]
 
 
@@ -210,7 +212,7 @@ def test_a_case_string_runs_just_that_case(llama_bin: Path) -> None:
         reading = tested("-o", wanted)
         assert (reading.passed, reading.total, reading.unsupported) == (total, total, 0)
         assert reading.last_case in wanted
-        assert judge_gate(reading, 0, ParityGate("MUL_MAT", "CPU")) == ()
+        assert judge_gate(reading, ParityGate("MUL_MAT", "CPU")) == ()
 
 
 @pytest.mark.llama
@@ -218,7 +220,7 @@ def test_a_gate_may_run_some_cases_of_an_operation(llama_bin: Path) -> None:
     gate = ParityGate("MUL_MAT", "CPU", where={"type_a": ("q4_0", "q4_K"), "n": (1, 2), "k": (256,)})
     argv = [word.replace("{bin}", str(llama_bin)) for word in command(gate)]
     reading = read_gate(subprocess.run(argv, capture_output=True, text=True, check=False).stdout, "CPU")
-    assert judge_gate(reading, 0, gate) == ()
+    assert judge_gate(reading, gate) == ()
     assert reading.total
     assert all(re.search(r"type_a=q4_[0K],.*\bn=[12],k=256,", case) for case in reading.cases)
     assert gate.what == "MUL_MAT where type_a=q4_0,q4_K n=1,2 k=256"
