@@ -130,7 +130,7 @@ class _Job:
         if (job["state"] == "done") != (job["exit_code"] == 0):
             yield f"job {self.job_id} is {job['state']} with exit code {job['exit_code']}"
         for spec in plan.get("specs", ()):
-            if not self.store.rows("SELECT 1 FROM experiments WHERE digest = ?", (digest(spec),)):
+            if not self.store.experiment(digest(spec)):
                 yield f"the experiment {digest(spec)} of job {self.job_id} is missing"
 
     def arms_and_inputs(self) -> Iterator[str]:

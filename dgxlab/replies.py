@@ -65,8 +65,6 @@ class Removal:
     """Kind and name of each removed item."""
     kept: tuple[tuple[str, str, str], ...]
     """Kind and name of each item that should be removed but was kept, and why."""
-    busy: bool
-    """Whether shared items were kept because a job was running."""
 
 
 def final_status(content: bytes) -> dict[str, Any] | None:

@@ -182,6 +182,11 @@ def interval(bounds: Iterable[float]) -> str:
 # -- durations and sizes ----------------------------------------------------------------------------------------------
 
 
+def busy(wait_s: float) -> str:
+    """Return what is said of a host or device that was waited for, for `wait_s` seconds."""
+    return f"stayed busy for {duration(wait_s)}" if wait_s else "is busy"
+
+
 def duration(seconds: float | None) -> str:
     """Format seconds with the one or two units that matter: `850 ms`, `12.3 s`, `4 min 30 s`, `2 h 05 min`."""
     if seconds is None:

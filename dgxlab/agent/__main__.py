@@ -8,7 +8,7 @@ tool ROOT NAME VERSION SHA256
 model ROOT ID SHA256    store a synthetic model's f16 file from stdin
 submit ROOT JOB SHA256  stage and start a job with the plan on stdin; its state
 status ROOT JOB         the job's state
-jobs ROOT               every job's state, name, kind and age
+jobs ROOT               every job's state, name, kind, experiment and age
 plan ROOT JOB           the job's plan
 raw ROOT JOB LIMIT      the job's raw files, unless they are larger than LIMIT bytes
 follow ROOT JOB OFFSET  the job's journal from this byte on, until the job ends; then END and the job's state
@@ -16,7 +16,7 @@ output ROOT JOB         what the job's builds print, until the job has built or 
 cancel ROOT JOB         end the job
 inventory ROOT          size and last use of everything under the root
 clean ROOT              remove the items on stdin
-cluster ROOT            what is missing for jobs through Slurm
+cluster ROOT            what jobs through Slurm need, and whether it is there
 node ROOT               the facts of this node of a cluster, which are kept for the client
 work FOLDER             run the job in this folder; `submit` starts this as a detached process
 copies UUID ...         how fast these GPUs copy within their memory, in GB/s

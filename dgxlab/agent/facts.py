@@ -74,7 +74,7 @@ def gather() -> Facts:
             "driver": {"version": gpus[0]["driver_version"] if gpus else None, "cuda": parse_cuda(smi_version)},
             "nvidia_devices": len(gpus) or sum(read(str(path)).strip() == "0x10de" for path in displays),
             "gpu_processes": [vars(process) for process in parse_processes(processes)],
-            **({"slurm": slurm.allocation()} if slurm.allocation() else {}),
+            "slurm": slurm.allocation(),
             "lock_folder": next((str(f) for f in settings().locks or FOLDERS if os.access(f, os.W_OK)), ""),
             "versions": {name: _lines(answer)[0] for name, answer in zip(_OTHERS, answers[4:-3], strict=True)},
             "tools": {name: shutil.which(name, path=env["PATH"]) or "" for name in _TOOLS},

@@ -102,7 +102,7 @@ def remove(root: Root, wanted: Sequence[tuple[str, str, float]]) -> Removal:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)  # another command may empty it too
-    return Removal(tuple(removed), tuple(kept), busy=not alone)
+    return Removal(tuple(removed), tuple(kept))
 
 
 @dataclass(frozen=True)

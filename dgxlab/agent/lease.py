@@ -13,7 +13,7 @@ from dgxlab.agent.lock import BenchLock, OwnerFile, Signature
 from dgxlab.errors import HostBusy, RemoteError, longer
 from dgxlab.model import GateStep, Plan, gpu_backends
 from dgxlab.model.reasons import Code, Reason, reason
-from dgxlab.units import duration
+from dgxlab.units import busy
 
 CPU = "cpu"
 _Gpu = Mapping[str, Any]
@@ -114,8 +114,7 @@ class DeviceLease:
                 left = self._left_s - (time.monotonic() - begin)
                 if left <= 0:
                     wait_s = self._plan.wait_s
-                    how = f"stayed busy for {duration(wait_s)}" if wait_s else "is busy"
-                    message = f"the device {how}: {holder.what} is held by {holder.who}"
+                    message = f"the device {busy(wait_s)}: {holder.what} is held by {holder.who}"
                     raise HostBusy(message, next=longer(wait_s))
                 if holder[:2] != reported:
                     self._on_change("waiting", holder.what, holder.who)

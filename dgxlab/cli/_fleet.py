@@ -11,8 +11,8 @@ from dgxlab.cli._app import Workspace
 from dgxlab.cli._display import Lines
 from dgxlab.cli._out import Out, plural
 from dgxlab.errors import CheckFailed
-from dgxlab.judgement import recorded
-from dgxlab.lab.fleet import judge, run_all, spread
+from dgxlab.judgement import fleets, recorded
+from dgxlab.lab.fleet import run_all, spread
 from dgxlab.report.ask import of_experiment
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Several:
             outcomes = {member.host: member.outcome for member in members if member.outcome}
             if request.baseline:
                 jobs = {host: outcome.job_id for host, outcome in outcomes.items()}
-                judge(lab, jobs)
+                fleets.record(lab.store, jobs)
                 page = report.collect_fleet_sessions(lab.store, jobs)
                 words = {str(row["verdict"]) for row in page.tables[0].rows}
             else:

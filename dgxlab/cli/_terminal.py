@@ -43,8 +43,8 @@ def draw_lines(text: str) -> None:
 
 def _coloured(text: Text, start: int = 0, end: int | None = None) -> Text:
     """Colour the outcome that a part of a text begins with, if it does."""
-    if found := OUTCOME.match(text.plain, start, len(text.plain) if end is None else end):
-        text.stylize(COLOURS[OUTCOMES[found[1]]], *found.span(1))
+    if outcome := OUTCOME.match(text.plain, start, len(text.plain) if end is None else end):
+        text.stylize(COLOURS[OUTCOMES[outcome[1]]], *outcome.span(1))
     return text
 
 

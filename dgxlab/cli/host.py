@@ -52,7 +52,7 @@ def add(
 
     named = name or destination
     if not DESTINATION.fullmatch(destination):
-        message = f"{destination!r} is nothing that ssh is given: an alias, user@host"
+        message = f"{destination!r} is no ssh destination, such as an alias or user@host"
         raise UsageError(message, next="dgxlab host add --help")
     if not NAME.fullmatch(named):
         bare = re.sub(r"^(ssh://)?([^@]*@)?", "", destination).partition(":")[0]  # user@host, ssh://user@host:port
@@ -232,14 +232,14 @@ def _sign_in(name: str, destination: str) -> None:
 
 def _listing(candidates: Sequence[Candidate]) -> str:
     if not candidates:
-        return "nothing lies there"
+        return "there is nothing to remove"
     rows = []
     for candidate in candidates:
         item = candidate.item
         used = time.strftime("%Y-%m-%d", time.localtime(time.time() - item.age_s))
-        becomes = f"stays: {candidate.kept}" if candidate.kept else "goes"
+        action = f"stays: {candidate.kept}" if candidate.kept else "goes"
         row = {"kind": item.kind, "name": item.name, "last used": used, "size": size(item.bytes)}
-        rows.append({**row, "what becomes of it": becomes})
+        rows.append({**row, "action": action})
     goes = [candidate.item.bytes for candidate in candidates if not candidate.kept]
     stays = sum(candidate.item.bytes for candidate in candidates if candidate.kept)
     return f"{table(rows, right=('size',))}\n{len(goes)} of {len(rows)} go, {size(sum(goes))}; {size(stays)} stay"

@@ -99,7 +99,7 @@ def attach(job: _RunningArgument = None, host: _WhereOption = None, *, workspace
         except JobLost as lost:
             error = lost
         again = _again(lab.store.job(job_id))
-        page = report.collect(lab.store, job_id=job_id)
+        page = report.collect_job(lab.store, job_id)
         out.report(page, lambda: report.render(page))
         tell(lab.store.job(job_id), page.summary if isinstance(page, report.SessionReport) else "")
     try:

@@ -128,7 +128,7 @@ class _Tools:
             sessions = store.job_ids(name)
             if {name, *sessions} & tries.held_out(store):
                 raise UsageError("what is held out is not shown", next="report of the try's other sessions")
-            page = report.collect(store, job_id=store.named(name)) if sessions else report.collect(store, name)
+            page = report.collect_job(store, store.named(name)) if sessions else report.collect(store, name)
             return report.render(page)
 
     def sessions(self, most: int = 50) -> list[dict[str, Any]]:

@@ -109,6 +109,7 @@ def check(
 
 def _table(rows: Sequence[Upgrade]) -> str:
     from dgxlab.judgement import session_verdict
+    from dgxlab.store import alias
 
     yes = {True: "yes", False: "no", None: "-"}
     shown = []
@@ -118,7 +119,7 @@ def _table(rows: Sequence[Upgrade]) -> str:
         verdict = session_verdict([verdict.verdict for _, verdict in row.verdicts]) if row.verdicts else "-"
         first, *more = [f"{op} {count}" for op, count in row.gates.items()] or [yes[row.passed]]
         words = {"series": name, "applies": yes[row.applies], "builds": yes[row.builds], "gates": first}
-        shown.append({**words, "screen": verdict, "sessions": " ".join(each[-6:] for each in row.sessions) or "-"})
+        shown.append({**words, "screen": verdict, "sessions": " ".join(alias(each) for each in row.sessions) or "-"})
         shown += [{column: gate if column == "gates" else "" for column in shown[0]} for gate in more]
         notes += [f"{name}: {text}" for text in shown_verdicts(row.verdicts)]
         notes += [f"{name}: {row.reason}{f'; next: {row.next}' if row.next else ''}"] if row.reason else []

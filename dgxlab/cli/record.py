@@ -91,7 +91,7 @@ def export(
     if path is None or (output and file):
         raise UsageError("export needs one FILE, - for stdout; --job names a session", next="dgxlab export --help")
     if imported and (tool or job or name):
-        raise UsageError("--imported hands on one file and nothing else", next="dgxlab export --help")
+        raise UsageError("--imported exports one file and takes no other filter", next="dgxlab export --help")
     with workspace.store() as store:
         if imported:
             tables = [exported.collect_imported(store, imported)]

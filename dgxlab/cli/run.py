@@ -73,7 +73,7 @@ class _SpecOptions:
 
     def request(self, kind: str, spec: str, baseline: str = "", **options: Any) -> Request:
         """Return the only request of a spec that is no sweep, as `requests`."""
-        experiment(spec, self.set_)
+        experiment(spec, self.set_)  # raises SpecError for a sweep
         (only,) = self.requests(kind, spec, baseline, **options)
         return only
 
@@ -337,7 +337,7 @@ def _measure(
             page = report.collect_session(lab.store, outcome.job_id)
             counted = page.summary
         elif request.kind == "gate":
-            page = report.collect(lab.store, job_id=outcome.job_id)
+            page = report.collect_job(lab.store, outcome.job_id)
             ended = [f"{number} {how}" for how, number in Counter(outcome.gates).items()]
             counted = ", ".join([plural(len(outcome.gates), "gate"), *ended])
         else:

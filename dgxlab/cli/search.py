@@ -18,7 +18,7 @@ from dgxlab.project import or_init, root
 from dgxlab.units import change, interval
 
 if TYPE_CHECKING:
-    from dgxlab.lab.search import Compared, Found, Step, Subject
+    from dgxlab.lab.search import Bisected, Compared, Step, Subject
     from dgxlab.model import Experiment
     from dgxlab.stats import Verdict
 
@@ -94,6 +94,7 @@ def ablate(
     """
     from dgxlab.cli._display import display
     from dgxlab.lab import search
+    from dgxlab.store import alias
 
     spec = _template(series, like, options, out)
     by = search.Search(tuple(cell or ()), "screen" if screen else "ab", 60 * options.wait)
@@ -107,25 +108,27 @@ def ablate(
             ]
             out.note(f"without {patch}: {'; '.join(words)}")
             shown += [
-                {"without": patch if not number else "", "verdict": text, "session": compared.session[-6:]}
+                {"without": patch if not number else "", "verdict": text, "session": alias(compared.session)}
                 for number, text in enumerate(words)
             ]
     out.result(rows, lambda: table(shown), outcomes=True)
 
 
-def _show_found(found: Found, steps: Sequence[Step], cell: str, confidence: float, out: Out) -> None:
-    """Print what a bisection found; ConditionsError if its ends do not differ, or it is less sure than `confidence`."""
-    ends = "; ".join(shown_verdicts(found.ends.verdicts)) or found.ends.reason
-    if not found.suspects:
+def _show_found(result: Bisected, steps: Sequence[Step], cell: str, confidence: float, out: Out) -> None:
+    """Print a bisection's result; ConditionsError if its ends do not differ, or it is less sure than `confidence`."""
+    from dgxlab.store import alias
+
+    ends = "; ".join(shown_verdicts(result.ends.verdicts)) or result.ends.reason
+    if not result.suspects:
         message = f"{cell} does not differ between {steps[0].name} and {steps[-1].name}: {ends}"
-        raise ConditionsError(message, next=f"dgxlab report {found.ends.session}")
-    names = [steps[at].name for at in found.suspects]
-    tests: list[tuple[str, Compared, float | None]] = [("all of it", found.ends, 1.0)]
-    tests += [(steps[answer.step].name, answer.compared, answer.probability) for answer in found.answers]
-    sure = f"{100 * found.probability:.1f} % sure"
+        raise ConditionsError(message, next=f"dgxlab report {result.ends.session}")
+    names = [steps[at].name for at in result.suspects]
+    tests: list[tuple[str, Compared, float | None]] = [("all of it", result.ends, 1.0)]
+    tests += [(steps[answer.step].name, answer.compared, answer.probability) for answer in result.answers]
+    sure = f"{100 * result.probability:.1f} % sure"
     value = {
         "suspects": names,
-        "probability": found.probability,
+        "probability": result.probability,
         "tests": [_value(compared) | {"step": step, "there": there} for step, compared, there in tests],
     }
     rows = [
@@ -133,13 +136,13 @@ def _show_found(found: Found, steps: Sequence[Step], cell: str, confidence: floa
             "step": step,
             "there": "-" if there is None else f"{100 * there:.1f} %",
             "verdict": "; ".join(shown_verdicts(compared.verdicts)) or compared.reason,
-            "session": compared.session[-6:] or "-",
+            "session": alias(compared.session) or "-",
         }
         for step, compared, there in tests
     ]
     out.result(value, "\n".join([f"{sure}: {' or '.join(names)} ({ends})", "", table(rows)]), outcomes=True)
-    if found.probability < confidence:
-        message = f"only {sure} after {plural(len(found.answers), 'test')}"
+    if result.probability < confidence:
+        message = f"only {sure} after {plural(len(result.answers), 'test')}"
         raise ConditionsError(message, next="repeat it with fewer steps, or with a larger session.cycles")
 
 

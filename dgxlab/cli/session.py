@@ -119,11 +119,9 @@ def diff(session: JobArgument, *, workspace: Workspace, out: Out) -> None:
 
     Example: dgxlab session diff 20261120-120301-stock-vs-stock-tree-1a2b3c4d-3f2a9c
     """
-    from dgxlab.report.ask import plan_of
-
     with workspace.store() as store:
         job = store.job(store.named(session))
-    if not (diffs := plan_of(job).diffs):
+    if not (diffs := job.plan.diffs):
         raise UsageError(f"session {job.job_id} built no changed checkout", next=f"dgxlab report {job.job_id}")
     if out.format is Format.human:
         write_bytes("".join(diffs.values()).encode())

@@ -44,7 +44,7 @@ def verdict(
     from dgxlab import stats
 
     if holm and screen:
-        raise UsageError("--holm is about intervals, which a screen has not", next="dgxlab verdict FILE --screen")
+        raise UsageError("--holm corrects intervals, and a screen has none", next="dgxlab verdict FILE --screen")
     defaults = {key: value for key, value in (("drift_limit", drift_limit), ("noise", noise)) if value is not None}
     lines: dict[int, Line] = {}
     results: dict[int, Verdict] = {}

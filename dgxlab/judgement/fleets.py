@@ -38,8 +38,9 @@ def one_a_device(store: Store, jobs: Mapping[str, str]) -> dict[str, str]:
     return dict(chosen.values())
 
 
-def record(store: Store, jobs: Collection[str]) -> None:
-    """Record sessions of different devices as a fleet, with the verdicts over them; one session is no fleet."""
+def record(store: Store, session_by_host: Mapping[str, str]) -> None:
+    """Record the sessions of different devices as a fleet, with the verdicts over them; one device is no fleet."""
+    jobs = one_a_device(store, session_by_host).values()
     if len(jobs) > 1:
         with store.transaction():
             store.put("fleets", {"fleet_id": _id(jobs), "sessions": canonical(sorted(jobs))})

@@ -1,7 +1,7 @@
 """Tries: the ledger of a loop, and what became of each try, computed from its sessions in the record.
 
 A ledger is the tries with one baseline experiment on one host. A try is measured in stages, each an ordinary session: a
-screen, a chain, and the held-out cells. `standing` gives the next stage or the end, given the sessions so far: the loop
+screen, a chain, and the held-out cells. `state_of` gives the next stage or the end, given the sessions so far: the loop
 asks it after every session, and `check` asks it again.
 """
 
@@ -32,7 +32,7 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Standing:
+class TryState:
     """How far a try is: the stage to measure next, or how it ended."""
 
     next: str = ""
@@ -116,11 +116,11 @@ def begin(
     return try_id
 
 
-def end(store: Store, row: Row, standing: Standing, seconds: float) -> None:
+def end(store: Store, row: Row, state: TryState, seconds: float) -> None:
     """Record how a try ended, after `seconds` of work."""
-    assert standing.ended
-    decided = {"ended": standing.ended.value, "why": standing.why, "seconds": seconds, "at": time.time()}
-    test = {"p": standing.p, "level": standing.level, "wealth": standing.wealth, "after": last_test(store, row)}
+    assert state.ended
+    decided = {"ended": state.ended.value, "why": state.why, "seconds": seconds, "at": time.time()}
+    test = {"p": state.p, "level": state.level, "wealth": state.wealth, "after": last_test(store, row)}
     store.put("try_ends", {"try_id": row["try_id"], **decided, **test})
 
 
@@ -147,33 +147,33 @@ def tests_until(store: Store, after: str | None) -> list[bool]:
     return promoted[::-1]
 
 
-def standing(store: Store, try_id: str, promoted: Sequence[bool]) -> Standing:
+def state_of(store: Store, try_id: str, promoted: Sequence[bool]) -> TryState:
     """Compute how far a try is, given whether each earlier test of its ledger was promoted."""
     done, judged = sessions_of(store, try_id), dict[str, list[Judged]]()
     test: dict[str, Any] = {}
     for stage in STAGES:
         if stage not in done:
-            return Standing(stage, **test)
-        ended, again = _fault(store, done[stage], stage)
+            return TryState(stage, **test)
+        ended, why = _fault(store, done[stage], stage)
         verdicts = judged[stage] = recorded(store, done[stage].job_id)
         if ended:
-            return Standing(ended=ended, why=again, **test)
+            return TryState(ended=ended, why=why, **test)
         if stage == SCREEN and _wandered(store, done[stage]):
             continue  # a screen drops and never keeps: without a verdict it drops nothing
-        if again := again or _unusable(verdicts):
-            return Standing(stage, why=again, **test)
+        if why := why or _unusable(verdicts):
+            return TryState(stage, why=why, **test)
         if stage == SCREEN:
             if stats.dropped(list(map(_screened, verdicts)), effect := wanted(store, done[stage])):
-                return Standing(ended=Ended.SCREEN, why=f"no cell can have {100 * effect:g} %, or one is slower")
+                return TryState(ended=Ended.SCREEN, why=f"no cell can have {100 * effect:g} %, or one is slower")
             continue
         alpha = stats.level(promoted)
         shown, held_out = ([each.verdict for each in judged.get(of, ())] for of in (CHAIN, HELD_OUT))
         test = {"p": stats.p_faster(shown), "level": alpha, "wealth": stats.wealth(promoted)}
         decided = stats.decide(shown, alpha, held_out)
         if decided is Ended.PROMOTED and (wrong := doubts(store, done[stage].job_id)):
-            return Standing(ended=Ended.GATE, why=wrong[0], **test)
+            return TryState(ended=Ended.GATE, why=wrong[0], **test)
         if decided is not Ended.PROMOTED or stage == HELD_OUT or not _spec(store, done[stage]).get("holdout"):
-            return Standing(ended=decided, why=_because(decided, judged[stage], **test), **test)
+            return TryState(ended=decided, why=_because(decided, judged[stage], **test), **test)
     raise AssertionError  # the last stage has ended
 
 
@@ -231,7 +231,7 @@ def check(store: Store) -> Iterator[str]:
 
 
 def _check_end(store: Store, row: Row, name: str) -> Iterator[str]:
-    current = standing(store, row["try_id"], tests_until(store, row["after"]))
+    current = state_of(store, row["try_id"], tests_until(store, row["after"]))
     ended = current.ended.value if current.ended else f"not at its end but before its {current.next}"
     if ended != row["ended"]:
         yield f"{name} ended as {row['ended']}, and its sessions give {ended}"
@@ -298,8 +298,9 @@ def _screened(judged: Judged) -> Screened:
 
 
 def _spec(store: Store, job: Job) -> Row:
-    rows = store.rows("SELECT spec FROM experiments WHERE digest = ?", (job.plan.baseline,))
-    spec: Row = json.loads(rows[0]["spec"])
+    experiment = store.experiment(job.plan.baseline)
+    assert experiment
+    spec: Row = json.loads(experiment["spec"])
     return spec
 
 

@@ -9,6 +9,9 @@ upgrade  the check of a newer pin with every series
 provision  check a host and send what it lacks: build tools, sources, synthetic models
 jobs     detached jobs: start, follow, settle, adopt those of other clients
 progress  how far a running job is
+missing  the plan of what a request still lacks in the record
+request  what a command asks for: experiments, sources, options
+watching  a checkout that is built and screened each time it is saved
 outlook  the effects that an A/B session can detect, and how long jobs and their steps take
 raw      the programs' output: fetched, checked and kept
 rebuild  rebuild a record from the jobs' files

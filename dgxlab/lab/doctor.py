@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dgxlab.errors import AGAIN, DgxlabError, SpecError, command, edit
-from dgxlab.lab.provision import BUILD_TOOLS
+from dgxlab.lab.provision import BUILD_TOOLS, wheel_for
 from dgxlab.lab.starter import merge_driver
 from dgxlab.model import Facts, HostEntry
 from dgxlab.project import or_init
@@ -187,7 +187,7 @@ def _tools(facts: Facts, install: _Install, absent: Collection[str]) -> Iterator
             yield Finding(name, OK, paths[name])
             continue
         try:
-            wheel = packages.find_wheel(name, toolchain.machine.partition(" ")[0], facts.details["glibc"])
+            wheel = wheel_for(name, facts)
             yield Finding(name, NOTE, f"not found on PATH: the first run sends {wheel.version}", mend)
         except packages.SourceError as error:
             yield Finding(name, MISSING, f"not found on PATH, and {error}", mend)

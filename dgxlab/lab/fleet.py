@@ -5,13 +5,12 @@ Each is whole on one host, with a job, a chain and a device of its own; those of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from threading import Thread
 
 from dgxlab.errors import DgxlabError, Interrupted, command
-from dgxlab.judgement import fleets
 from dgxlab.lab import Lab, Watch
 from dgxlab.lab.request import Request
 from dgxlab.lab.session import Outcome, run
@@ -90,11 +89,6 @@ def run_all(
     if broken:
         raise broken[0]
     return [ended[number] for number in range(len(requests))]
-
-
-def judge(lab: Lab, jobs: Mapping[str, str]) -> None:
-    """Record the verdict over the devices, given the session of each host; all have the same arms."""
-    fleets.record(lab.store, fleets.one_a_device(lab.store, jobs).values())
 
 
 def _one(lab: Lab, request: Request, watch: Watch) -> Member:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from dgxlab import __version__, judgement
+from dgxlab import judgement
 from dgxlab.errors import AGAIN, DgxlabError, Interrupted, JobLost, RemoteError, SpecError, UsageError, by_exit_code
 from dgxlab.ingest import ingest
 from dgxlab.lab import Lab, Side, Watch, noted, raw
@@ -42,7 +42,7 @@ def start(lab: Lab, host: Host, job: Plan, probe: Probe, watch: Watch, begun: Be
         if isinstance(error, Damaged):
             raise
         noted(watch)(f"the record was not copied: {error.message}")
-    lab.store.intend(job, host.name, __version__)
+    lab.store.intend(job, host.name)
     if begun:
         begun(job.job_id)
     status = _submit(host, job, watch)
@@ -89,7 +89,7 @@ def follow(lab: Lab, host: Host, job_id: str, watch: Watch) -> DgxlabError | Non
         job = lab.store.job(job_id)
         if job.ended:
             return _ending(host, job)
-        _check_plan(job)
+        _ = job.plan  # raises SpecError: the job could not be judged
         if job.state == "lost":
             status = retry.again_if_known(host, partial(host.status, job_id), noted(watch))
             if status.state in (*LIVE, "done"):
@@ -143,15 +143,6 @@ def record_end(store: Store, job_id: str, rc: Mapping[str, Any] | None, slurm: s
     return job
 
 
-def _check_plan(job: Job) -> None:
-    """Raise SpecError if a job's plan was written by a dgxlab with other fields: the job cannot be judged then."""
-    try:
-        job.plan  # noqa: B018 - decoded when it is asked for
-    except ValueError as error:
-        message = f"the plan of job {job.job_id} was written by dgxlab {job.dgxlab_version} and cannot be read"
-        raise SpecError(f"{message}, follow it with that one: {error}", next="dgxlab --version") from error
-
-
 def _may_come(job: Job) -> bool:
     """Whether another command may still submit a job that is not on its host."""
     return job.state == "intended" and time.time() - job.intent_at < INTENT_S
@@ -180,7 +171,7 @@ def settle(lab: Lab, host: Host, subject: str | None, watch: Watch) -> str:
     for job in lab.store.unfinished(host.name):
         mine = subject is not None and job.subject == subject
         try:
-            _check_plan(job)
+            plan = job.plan
         except SpecError as error:
             if mine:
                 raise
@@ -189,7 +180,7 @@ def settle(lab: Lab, host: Host, subject: str | None, watch: Watch) -> str:
         status = retry.again_if_known(host, partial(host.status, job.job_id), noted(watch))
         if mine and status.state in ("absent", "staged"):
             try:
-                status = _submit(host, job.plan, watch)
+                status = _submit(host, plan, watch)
             except JobLost as lost:  # it ran and was removed before this record saw its end
                 noted(watch)(lost.message)
                 record_end(lab.store, job.job_id, None)
@@ -253,7 +244,7 @@ def adopt(lab: Lab, host: Host, job_id: str, watch: Watch) -> None:
     """
     if lab.store.find_job(job_id) is None:
         plan, text = retry.again(host, lambda: host.plan(job_id), noted(watch))
-        lab.store.intend(plan, host.name, __version__, staged=text)
+        lab.store.intend(plan, host.name, staged=text)
 
 
 def join(lab: Lab, host: Host, subject: str, sides: Sequence[Side], probe: Probe, watch: Watch) -> str:
@@ -268,7 +259,7 @@ def join(lab: Lab, host: Host, subject: str, sides: Sequence[Side], probe: Probe
         fetch = partial(host.plan, job_id)
         plan, text = (known.plan, known.plan_json) if known else retry.again(host, fetch, noted(watch))
         if [arm.source for arm in plan.arms] == [side.source for side in sides]:
-            lab.store.intend(plan, host.name, __version__, staged=text)
+            lab.store.intend(plan, host.name, staged=text)
             noted(watch)(f"job {job_id} of this experiment was started elsewhere and still runs: following it")
             _follow_quietly(lab, host, job_id, watch)
             return job_id

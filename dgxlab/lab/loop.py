@@ -127,10 +127,10 @@ class _Measure:
         promoted = tries.tests_until(store, tries.last_test(store, row))
         earlier = tries.sessions_of(store, self.try_id).values()  # of a try that was interrupted
         before = sum(max(0.0, (job.finished_at or job.intent_at) - job.intent_at) for job in earlier)
-        while stage := (state := tries.standing(store, self.try_id, promoted)).next:
+        while stage := (state := tries.state_of(store, self.try_id, promoted)).next:
             _check_budget(self.rows, self.asked, before + time.monotonic() - self.begun)
             error = self._measure(stage, stats.level(promoted))
-            if (again := tries.standing(store, self.try_id, promoted)).next == stage:
+            if (again := tries.state_of(store, self.try_id, promoted)).next == stage:
                 if error and not isinstance(error, (BuildFailed, GateFailed)):
                     raise error
                 raise ConditionsError(f"the {stage} of try {self.try_id} decides nothing: {again.why}", next=AGAIN)

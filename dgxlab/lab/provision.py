@@ -90,10 +90,15 @@ def send(cache: PinCache, host: Host, job: Plan, probe: Probe, watch: Watch) -> 
             _send_model(cache, host, name, recipe, watch)
 
 
+def wheel_for(name: str, facts: Facts) -> packages.Wheel:
+    """Return the newest wheel of a build tool that runs on a host; raises SourceError if there is none."""
+    return packages.find_wheel(name, facts.toolchain.machine.partition(" ")[0], facts.details["glibc"])
+
+
 def _send_tool(host: Host, name: str, facts: Facts, watch: Watch) -> None:
     tell = noted(watch)
     try:
-        wheel = packages.find_wheel(name, facts.toolchain.machine.partition(" ")[0], facts.details["glibc"])
+        wheel = wheel_for(name, facts)
         file = packages.fetch_wheel(wheel, tell)
     except packages.SourceError as error:
         raise SpecError(

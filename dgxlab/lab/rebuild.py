@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from dgxlab import __version__, audit
+from dgxlab import audit
 from dgxlab.errors import CheckFailed, DgxlabError, HostError, JobLost, SpecError, command, one_line
 from dgxlab.ingest import ingest
 from dgxlab.lab import Lab, Watch, noted, raw
@@ -137,7 +137,7 @@ def _from_archive(lab: Lab, job_id: str, path: Path, watch: Watch) -> None:
     except (ValueError, LookupError, RecursionError) as error:
         raise CheckFailed(f"{path} holds no job of this dgxlab: {error}", next=command("ls", "-l", path)) from error
     with lab.store.transaction():
-        lab.store.intend(plan, host, __version__, staged=text.decode())
+        lab.store.intend(plan, host, staged=text.decode())
         ingest(lab.store, job_id, journal.splitlines(keepends=True))
         record_end(lab.store, job_id, rc, one_line(word.decode(errors="replace"), 300))
         _credit(lab, job_id)

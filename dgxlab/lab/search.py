@@ -29,8 +29,7 @@ from dgxlab.lab.request import Request
 from dgxlab.model import Experiment, ParityGate, RunStep
 from dgxlab.source.git import Git
 from dgxlab.stats import Bisection, Verdict, estimate, past_half
-from dgxlab.tools import BENCHES, Launch
-from dgxlab.units import metric
+from dgxlab.tools import Launch, metric_label
 
 FAULTS = (PatchError, BuildFailed, GateFailed, RemoteError)
 """Errors that lie in what is built: other steps may be well."""
@@ -150,10 +149,9 @@ def _subjects(pairs: Iterable[tuple[Launch | RunStep, Launch | RunStep]]) -> lis
     subjects: list[tuple[Subject, set[tuple[str, str]]]] = []
     for left, right in pairs:
         labels = {cell.key: cell.label for cell in left.cells}
-        several = len(BENCHES[left.tool].compared) > 1
         for each in comparisons_of(left, right):
             cell = labels[each.baseline]
-            name = f"{cell} {metric(each.metric).label}" if several else cell
+            name = f"{cell} {metric_label(left.tool, each.metric)}".strip()
             subjects.append((Subject(name, cell, each.metric, left.model), {*left.env.items()}))
 
     def told_apart(subject: Subject, env: set[tuple[str, str]]) -> Subject:
@@ -179,7 +177,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Found:
+class Bisected:
     """The result of a bisection: `suspects` is a range of steps, empty where the ends do not differ."""
 
     ends: Compared  # the last step against the first
@@ -196,7 +194,7 @@ def bisect(
     *,
     confidence: float = 0.95,
     on_answer: Callable[[Answer], None] = lambda answer: None,
-) -> Found:
+) -> Bisected:
     """Find the step that made the difference between the first and the last one.
 
     Args:
@@ -216,7 +214,7 @@ def bisect(
     if ends.fault:
         raise ends.fault
     if not ends.verdict or ends.verdict.verdict not in ("faster", "slower"):
-        return Found(ends)
+        return Bisected(ends)
     whole = ends.verdict.effect or 0.0
     # half of the difference is to be told from none and from all of it
     enough = replace(first.session, effect=max(first.session.effect, abs(whole) / 2))
@@ -236,7 +234,7 @@ def bisect(
         elif compared.broken or sum(answer.step == at for answer in answers) >= _TRIES:
             state.untestable.add(at)
     suspects, probability = state.suspects
-    return Found(ends, tuple(answers), suspects, probability)
+    return Bisected(ends, tuple(answers), suspects, probability)
 
 
 def ablate(

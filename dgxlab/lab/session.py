@@ -20,7 +20,7 @@ from dgxlab.model import Device, Experiment, Plan, Source, events
 from dgxlab.source import PinCache
 from dgxlab.tools.profile_files import ALL
 from dgxlab.transport.host import Host, Probe
-from dgxlab.units import duration
+from dgxlab.units import busy
 
 _LOOK_S = 5.0  # pause between two looks at the jobs of others, each of which costs a processor of theirs 0.2 s
 
@@ -110,8 +110,8 @@ def _behind_others(host: Host, request: Request, sides: Sequence[Side], probe: P
         if not others:
             break
         if time.monotonic() >= end:
-            how = f"stayed busy for {duration(request.wait_s)}" if request.wait_s else "is busy"
-            raise HostBusy(f"host {host.name} {how}, with job {others[0]}", next=longer(request.wait_s))
+            message = f"host {host.name} {busy(request.wait_s)}, with job {others[0]}"
+            raise HostBusy(message, next=longer(request.wait_s))
         if others[0] != first:
             first = others[0]
             watch(events.LockEvent(state="waiting", path=f"host {host.name}", owner=f"job {first}"))

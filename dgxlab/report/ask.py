@@ -186,7 +186,7 @@ class Ask:
 
 def of_session(store: Store, job: Job) -> list[Ask]:
     """Return the ask of each arm in a job's plan, for the results of that job alone."""
-    whole = plan_of(job)
+    whole = job.plan
     about = {"protocol": job.protocol, "session": job.job_id, "hypothesis": hypothesis(store, job)}
     return [_of_plan(whole, arm, host=job.host, **about) for arm in whole.arms]
 
@@ -197,7 +197,7 @@ def of_newest(store: Store, job: Job, arm_name: str = "") -> Ask:
     `arm_name` is the experiment's arm in the job's plan, by default the job's name; if it has no such arm, the first.
     """
     name = arm_name or job.name
-    whole = plan_of(job)
+    whole = job.plan
     experiment = _experiment(store, job)
     arm = next((arm for arm in whole.arms if arm.name == name), whole.arms[0])
     device = store.devices(job.job_id).get(arm.name)
@@ -314,27 +314,17 @@ def has_words(pattern: str, name: str, params: Mapping[str, Any]) -> bool:
 
 def hypothesis(store: Store, job: Job) -> str:
     """Return the hypothesis of a job's experiment; "" if the experiment is unknown."""
-    rows = store.rows("SELECT hypothesis FROM experiments WHERE digest = ?", (job.experiment,))
-    return str(rows[0]["hypothesis"]) if rows else ""
-
-
-def plan_of(job: Job) -> Plan:
-    """Return a job's plan, decoded; raises UsageError if a dgxlab with other fields wrote it."""
-    try:
-        return job.plan
-    except ValueError as error:
-        wrote = f"was written by dgxlab {job.dgxlab_version} and cannot be read: {error}"
-        message = f"the plan of session {job.job_id} {wrote}"
-        raise UsageError(message, next="install that dgxlab to report on it") from error
+    experiment = store.experiment(job.experiment)
+    return str(experiment["hypothesis"]) if experiment else ""
 
 
 def _experiment(store: Store, job: Job) -> Experiment | None:
     """Return a job's experiment; None if unknown, or written by a dgxlab with other fields."""
-    rows = store.rows("SELECT spec FROM experiments WHERE digest = ?", (job.experiment,))
-    if not rows or job.kind != "run":
+    experiment = store.experiment(job.experiment)
+    if not experiment or job.kind != "run":
         return None
     try:
-        return from_json(Experiment, {**json.loads(rows[0]["spec"]), "path": "", "root": ""})
+        return from_json(Experiment, {**json.loads(experiment["spec"]), "path": "", "root": ""})
     except ValueError:
         return None
 

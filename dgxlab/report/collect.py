@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dgxlab import judgement
-from dgxlab.errors import UsageError
 from dgxlab.judgement import gate_name
 from dgxlab.model import SESSIONS, Device, Experiment, Source, canonical
 from dgxlab.report import ask as asking
@@ -24,22 +23,23 @@ if TYPE_CHECKING:
     from dgxlab.store import Job, Store
 
 
-def collect(store: Store, experiment: str | None = None, *, job_id: str | None = None) -> Report:
-    """Return the report of an experiment, or of the one session `job_id`.
+def collect(store: Store, name: str) -> Report:
+    """Return the report of an experiment: its newest session decides spec, tree and device.
 
-    For an experiment, its newest session decides spec, tree and device. Each cell has its newest valid run on that
-    build, from any session, preferably an undisturbed one. A session of two arms has a report of its verdicts only.
-
-    Raises:
-        UsageError: if neither or both are given, or there is no such session.
+    Each cell has its newest valid run on that build, from any session, preferably an undisturbed one. If the newest
+    session has two arms, the report is of its verdicts only. Raises UsageError if there is no session.
     """
-    if (experiment is None) == (job_id is None):
-        raise UsageError("a report is about one experiment or one session", next="dgxlab sessions")
-    job = store.job(job_id) if job_id is not None else asking.newest_job(store, str(experiment))
+    job = asking.newest_job(store, name)
     if job.kind in SESSIONS:
         return collect_session(store, job.job_id)
-    if job_id is None:
-        return _collect(store, f"Experiment {job.name}", [asking.of_newest(store, job)], job)
+    return _collect(store, f"Experiment {job.name}", [asking.of_newest(store, job)], job)
+
+
+def collect_job(store: Store, job_id: str) -> Report:
+    """Return the report of what one session measured itself. Raises UsageError if there is no such session."""
+    job = store.job(job_id)
+    if job.kind in SESSIONS:
+        return collect_session(store, job.job_id)
     return _collect(store, f"Session {job.job_id}", asking.of_session(store, job), job)
 
 

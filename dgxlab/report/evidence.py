@@ -14,6 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from dgxlab import judgement, stats, units
+from dgxlab.errors import SpecError
 from dgxlab.judgement import Judged
 from dgxlab.model import BASELINE, CANDIDATE, Device, RunStep, canonical, model_read
 from dgxlab.report.ask import Ask, CellAsk, of_session
@@ -230,14 +231,14 @@ def _measured(store: Store, ask: Ask, valid: Sequence[RecordRow]) -> Iterator[Me
 
 
 _Key = tuple[str, str, str]  # Cell.key, model_id, env_digest
-_Found = tuple[list[RecordRow], dict[str, Number]]  # runs, and by metric what they measured
+_Counted = tuple[list[RecordRow], dict[str, Number]]  # runs, and by metric what they measured
 
 BATCH = 4  # runs whose samples are read at once: the newest have all cells, unless some were not measured for long
 
 
-def _newest(store: Store, runs: Sequence[RecordRow], asked: Collection[_Key]) -> dict[_Key, _Found]:
+def _newest(store: Store, runs: Sequence[RecordRow], asked: Collection[_Key]) -> dict[_Key, _Counted]:
     """Return the newest of ordinary runs, given oldest first, with each cell; reads until all are found."""
-    newest: dict[_Key, _Found] = {}
+    newest: dict[_Key, _Counted] = {}
     for end in range(len(runs), 0, -BATCH):
         batch = runs[max(0, end - BATCH) : end][::-1]
         values = by_run(store, VALUES, [run["run_id"] for run in batch])
@@ -253,7 +254,7 @@ def _newest(store: Store, runs: Sequence[RecordRow], asked: Collection[_Key]) ->
 
 def _of_chains(
     store: Store, valid: Sequence[RecordRow], values: Mapping[str, Sequence[RecordRow]]
-) -> Iterator[tuple[_Key, _Found]]:
+) -> Iterator[tuple[_Key, _Counted]]:
     """Yield by (Cell.key, model_id, env_digest), oldest first, an arm's runs that count and the mean of each metric."""
     of_chains = (run for run in valid if run["role"] in (BASELINE, CANDIDATE))
     chains = grouped(((run["job_id"], run["chain"], run["role"]), run) for run in of_chains)
@@ -294,7 +295,7 @@ def _lost(store: Store, runs: Sequence[RecordRow]) -> Iterator[Lost]:
     for job_id in {run["job_id"] for run in runs}:
         try:
             steps[job_id] = tuple(store.job(job_id).plan.runs)
-        except ValueError:  # the plan is from a dgxlab with other fields: list its runs without cells
+        except SpecError:  # the plan is from a dgxlab with other fields: list its runs without cells
             steps[job_id] = ()
     for run in runs:
         step = next((step for step in steps[run["job_id"]] if _ran(step, run, json.loads(run["argv"]))), None)

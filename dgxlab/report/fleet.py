@@ -16,10 +16,10 @@ from dgxlab.report.evidence import Evidence, find_evidence
 from dgxlab.report.records import Column, Number, Page, Row, Table, grouped
 from dgxlab.report.session import WORDS, ChainSession
 from dgxlab.report.tables import env_text, leading, varying_of
-from dgxlab.report.verdicts import Claim, comparisons
+from dgxlab.report.verdicts import Claim, comparisons, no_verdict
 from dgxlab.stats import Pooled, Verdict
 from dgxlab.store import UNCOUNTED
-from dgxlab.tools import BENCHES
+from dgxlab.tools import BENCHES, metric_label
 
 if TYPE_CHECKING:
     from dgxlab.store import Store
@@ -60,7 +60,7 @@ def fleet(store: Store, wanted: Query) -> Page:
         asked = {"name": name, "baseline": wanted.baseline}
         if jobs := _by_device(store, store.rows(_COMPARED, asked)):
             return collect_fleet_sessions(store, jobs)
-        raise UsageError(f"{store.path} has no verdict on {name!r} against {wanted.baseline!r}", next="dgxlab report")
+        raise no_verdict(store, name, wanted.baseline)
     newest = asking.job_of_arm(store, name)
     ask = asking.of_newest(store, newest, name)
     jobs = _by_device(store, store.rows(_MEASURED, {"name": name, "job_id": newest.job_id, "protocol": ask.protocol}))
@@ -217,10 +217,9 @@ def _apart(rows: Sequence[Row]) -> tuple[str, ...]:
 
 def _name(ask: CellAsk, metric: str, of: Ask) -> str:
     """Return the name of a cell and metric, the same on every device and in every experiment of a sweep."""
-    several = len(BENCHES[ask.cell.tool].compared) > 1
-    label = units.metric(metric).label if several else ""
     own = {name: value for name, value in ask.env.items() if of.arm.env.get(name) != value}
-    return " ".join(filter(None, (ask.model, asking.label(ask.cell), label, env_text(own))))
+    words = (ask.model, asking.label(ask.cell), metric_label(ask.cell.tool, metric), env_text(own))
+    return " ".join(filter(None, words))
 
 
 def _named(row: Claim, session: ChainSession) -> str:

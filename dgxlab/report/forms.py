@@ -37,7 +37,7 @@ from dgxlab.report.tables import (
     with_host_gap,
 )
 from dgxlab.report.tries import ledgers
-from dgxlab.report.verdicts import collect_session, newest_with_verdicts
+from dgxlab.report.verdicts import collect_session, newest_with_verdicts, no_verdict
 from dgxlab.roofline import Peaks
 from dgxlab.store import alias
 from dgxlab.tools import BY_FORM, llama_server
@@ -148,9 +148,7 @@ def _verdicts(store: Store, wanted: Query) -> Page:
     for name in wanted.experiment:
         job = newest_with_verdicts(store, name, wanted.baseline, wanted.host)
         if job is None:
-            against = f" against {wanted.baseline!r}" if wanted.baseline else ""
-            on_host = f" on {wanted.host!r}" if wanted.host else ""
-            raise UsageError(f"{store.path} has no verdict on {name!r}{against}{on_host}", next="dgxlab report")
+            raise no_verdict(store, name, wanted.baseline, wanted.host)
         jobs.append(job)
     results, summaries = [], []
     for job in jobs:

@@ -11,7 +11,6 @@ from dgxlab.errors import GateFailed
 from dgxlab.judgement import gate_name
 from dgxlab.model import BASELINE, BURN_IN, PROTOCOL, GateStep, ModelStep, ParityGate, Plan
 from dgxlab.plan import is_flag
-from dgxlab.report.ask import plan_of
 from dgxlab.report.evidence import LISTED, OF_GATES, RecordRow, arms_of_job
 from dgxlab.report.records import Failure, Table, columns, grouped, some
 from dgxlab.report.tables import env_text, gate_rows, provenance
@@ -47,7 +46,7 @@ class ChainSession:
     def __init__(self, store: Store, job: Job) -> None:
         self.store = store
         self.job = job
-        self.plan = plan_of(job)
+        self.plan = job.plan
         self.ended = job.ended or job.state == "lost"
         self.runs = store.rows(RUNS, (job.job_id,))
         chain, arms = next(self.plan.chains), arms_of_job(store, job)

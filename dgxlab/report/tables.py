@@ -1,4 +1,4 @@
-"""Tables of one arm: gates, operations by shape, single stream, concurrency."""
+"""Tables of one arm: gates, operations by shape, single stream, concurrency, servers."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dgxlab import judgement, units
 from dgxlab.chains import drift_limit
+from dgxlab.errors import UsageError
 from dgxlab.judgement import Judged
 from dgxlab.judgement.fleets import identity
 from dgxlab.model import BASELINE, CANDIDATE, ChainStep, Plan
@@ -53,7 +54,7 @@ from dgxlab.report.tables import (
     varying_of,
 )
 from dgxlab.stats import STEPS, VERDICTS, Verdict, noise_floor
-from dgxlab.tools import BENCHES
+from dgxlab.tools import metric_label
 
 if TYPE_CHECKING:
     from dgxlab.store import Job, Store
@@ -74,6 +75,13 @@ def newest_with_verdicts(store: Store, name: str, baseline: str = "", host: str 
         {"name": name, "baseline": baseline, "host": host},
     )
     return store.job(rows[0]["job_id"]) if rows else None
+
+
+def no_verdict(store: Store, name: str, baseline: str, host: str = "") -> UsageError:
+    """Return the error for an experiment without a verdict, against a baseline and on a host unless they are ""."""
+    against = f" against {baseline!r}" if baseline else ""
+    on_host = f" on {host!r}" if host else ""
+    return UsageError(f"{store.path} has no verdict on {name!r}{against}{on_host}", next="dgxlab report")
 
 
 PAIR = """SELECT DISTINCT job_id FROM verdict_list
@@ -161,8 +169,7 @@ def _pair_table(own: int, pair: _Pair) -> Table:
     """Return a row for each comparison of session `own`, with its effect in each session of the pair."""
     names = {}
     for key, row in pair[own][1].items():
-        several = len(BENCHES[row.ask.cell.tool].compared) > 1
-        metric = units.metric(row.judged.comparison.metric).label if several else ""
+        metric = metric_label(row.ask.cell.tool, row.judged.comparison.metric)
         names[key] = " ".join(filter(None, (row.ask.model, asking.label(row.ask.cell), metric)))
     times = Counter(names.values())
     rows: list[dict[str, Value]] = []

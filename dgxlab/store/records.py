@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from dgxlab.errors import UsageError
+from dgxlab.errors import SpecError, UsageError
 from dgxlab.model import Check, Device, ParityGate, Plan, canonical, digest, from_json, subject, to_json
 
 RANK = {"intended": 0, "running": 1, "lost": 2, "cancelled": 3, "failed": 3, "done": 3}
@@ -57,10 +57,14 @@ class Job:
 
     @property
     def plan(self) -> Plan:
-        """The plan, decoded; raises ValueError if a dgxlab with other fields wrote it."""
+        """The plan, decoded; raises SpecError if a dgxlab with other fields wrote it."""
         import dgxlab.tools  # noqa: F401 - it declares the kinds of gates and entries
 
-        return from_json(Plan, json.loads(self.plan_json))
+        try:
+            return from_json(Plan, json.loads(self.plan_json))
+        except ValueError as error:
+            wrote = f"was written by dgxlab {self.dgxlab_version}, and this one cannot read it: {error}"
+            raise SpecError(f"the plan of job {self.job_id} {wrote}", next="dgxlab --version") from error
 
     @property
     def subject(self) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dgxlab import __version__
 from dgxlab.errors import UsageError
 from dgxlab.model import PROTOCOL, SESSIONS, Device, Expectation, ParityGate, Plan, canonical
 from dgxlab.store.connect import Tell, backup, connect, copies, damaged, named_errors, transaction
@@ -136,7 +137,7 @@ class Store:
             self._seals.writing("jobs", ("job_id",), [(job_id,)])
             self.connection.execute(f"UPDATE jobs SET {names} WHERE job_id = ?", (*columns.values(), job_id))
 
-    def intend(self, plan: Plan, host_name: str, dgxlab_version: str, *, staged: str = "") -> Job:
+    def intend(self, plan: Plan, host_name: str, dgxlab_version: str = __version__, *, staged: str = "") -> Job:
         """Record a job that is about to be started, before the first network call; a second call changes nothing.
 
         `staged` is the text of the plan on the host, for a job that another client has started there.
@@ -149,8 +150,7 @@ class Store:
             known = self.find_job(plan.job_id)
             if known is None:
                 # the plan of an older dgxlab has no specs
-                recorded = self.rows("SELECT digest FROM experiments WHERE digest = ?", (plan.experiment,))
-                digest = plan.experiment if recorded else None
+                digest = plan.experiment if self.experiment(plan.experiment) else None
                 self.put("jobs", job_row(plan, digest, host_name, dgxlab_version, staged=staged))
             elif known.plan_digest != plan.digest:
                 raise UsageError(f"the job id {plan.job_id} belongs to another plan", next="dgxlab jobs")
@@ -224,6 +224,10 @@ class Store:
             self.connection.execute(f"DELETE {where}", (value,))
             for row in rows:
                 self.put(table, row)
+
+    def experiment(self, digest: str | None) -> dict[str, Any] | None:
+        """Return the row of an experiment; None if it is unknown."""
+        return next(iter(self.rows("SELECT * FROM experiments WHERE digest = ?", (digest,))), None)
 
     def up_to_date(self, build_id: str, device_id: str, cells: Iterable[CellKey]) -> set[CellKey]:
         """Return those of `cells` that have counted samples of a valid run of this PROTOCOL on this build and device.

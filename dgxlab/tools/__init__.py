@@ -14,7 +14,7 @@ clients   results of other clients of servers
 
 from collections.abc import Callable, Iterator, Mapping
 
-from dgxlab import model
+from dgxlab import model, units
 from dgxlab.errors import SpecError
 from dgxlab.model import Bench, Cell, Check, Experiment, GateStep, LaunchedGate, ParityGate
 from dgxlab.model.reasons import Code, Reason, reason
@@ -66,6 +66,12 @@ EXPORTED: Mapping[str, type[Benchmark]] = {
 
 BY_FORM: Mapping[str, str] = {bench.form: name for name, bench in BENCHES.items()}
 """By a report's `--form`, the kind of bench entries whose results it shows."""
+
+
+def metric_label(tool: str, metric: str) -> str:
+    """Return the label of a metric of a tool that compares several; "" of another, whose cells need none."""
+    return units.metric(metric).label if len(BENCHES[tool].compared) > 1 else ""
+
 
 Wanted = Callable[[str, Mapping[str, str], Cell], bool]
 """Takes model name, environment and cell; returns whether the cell must be measured."""

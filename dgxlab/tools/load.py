@@ -177,7 +177,7 @@ class Api:
         Raises:
             Problem: if it does not, or serves another model than `argv` says.
         """
-        path = argv[argv.index("-m") + 1]
+        model = argv[argv.index("-m") + 1]
         try:
             props, models = (json.loads(_get(port, path)[1]) for path in ("/props", "/v1/models"))
             about = {
@@ -188,8 +188,8 @@ class Api:
             }
         except UNTOLD as error:
             raise Problem(f"the server does not say what it serves: {error!r}") from error
-        if about["model"] != path:
-            raise Problem(f"the server has the model {about['model']}, not {path}")
+        if about["model"] != model:
+            raise Problem(f"the server has the model {about['model']}, not {model}")
         return about
 
     def body(self, prompt: Sequence[int], n_gen: int, about: Mapping[str, Any], slot: int) -> dict[str, Any]:

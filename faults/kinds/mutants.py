@@ -195,7 +195,7 @@ def _show(store: Store, job_id: str, told: Iterable[Mapping[str, Any]]) -> None:
     with display(Out(Format.json, quiet=False)) as watch:
         for event in told:
             watch(event)
-    page = report.collect(store, job_id=job_id)
+    page = report.collect_job(store, job_id)
     report.render(page)
     to_json(page)
     report.render_overview(report.overview(store))

@@ -74,7 +74,7 @@ def test_a_plan_of_another_dgxlab_is_left_to_it(toy_lab: ToyLab) -> None:
     job, told = intend(toy_lab, toy_lab.experiment()), list[str]()
     newer = json.dumps({**json.loads(toy_lab.lab.store.job(job.job_id).plan_json), "urgency": 1})
     toy_lab.lab.store.update_job(job.job_id, plan=newer)
-    why = f"the plan of job {job.job_id} was written by dgxlab 0 and cannot be read, follow it with that one"
+    why = f"the plan of job {job.job_id} was written by dgxlab 0, and this one cannot read it"
     settle(toy_lab.lab, toy_lab.host, other(toy_lab).digest, lambda event: told.append(str(event.note)))
     assert [note.startswith(why) for note in told] == [True]
     with pytest.raises(SpecError, match=why):

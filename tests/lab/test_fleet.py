@@ -11,7 +11,7 @@ from dgxlab import audit, judgement, report
 from dgxlab.errors import HostError, UsageError
 from dgxlab.judgement import fleets
 from dgxlab.lab import Lab
-from dgxlab.lab.fleet import Member, judge, run_all, spread
+from dgxlab.lab.fleet import Member, run_all, spread
 from dgxlab.lab.request import Request
 from dgxlab.model import HostEntry, Session
 from dgxlab.report.ask import of_experiment
@@ -71,7 +71,7 @@ def test_a_session_on_each_host_and_a_verdict_over_them(own: ToyLab) -> None:
     members = on_all(own, Request("ab", replace(spec, name="other", env={"TOY_X": "1"}), spec))
     jobs = {member.host: member.outcome.job_id for member in members if member.outcome}
     assert list(jobs) == ["a", "b"]
-    judge(own.lab, jobs)
+    fleets.record(own.lab.store, jobs)
     page = report.collect_fleet_sessions(own.lab.store, jobs)
     pooled, devices = page.tables
     assert page.summary.startswith("over 2 devices: ")

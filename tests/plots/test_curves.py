@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from dgxlab import plots
 from dgxlab.model import CANDIDATE, ChainStep
 from dgxlab.plots import MOST, Chart
-from dgxlab.report import Number, Report, Table, collect
+from dgxlab.report import Number, Report, Table, collect, collect_job
 from dgxlab.store import Store
 from dgxlab.tools import BatchedBench
 from tests.report.worlds import session_of_two, whole
@@ -133,9 +133,9 @@ def test_verdicts_on_concurrency_are_two_lines(store: Store) -> None:
         return 1100.0 if role == CANDIDATE else 1000.0
 
     session.build().gates().chains(value).save()
-    assert plots.charts(collect(store, job_id=A)) == []
+    assert plots.charts(collect_job(store, A)) == []
     session.gates(after=True).end()
-    figure = plots.figure(chart(collect(store, job_id=A), "concurrency"))
+    figure = plots.figure(chart(collect_job(store, A), "concurrency"))
     for axes in figure.axes:
         (first, (_, a)), (two, (_, b)) = lines(axes).items()
         assert (first, two) == ("baseline h200", "candidate w4a16")

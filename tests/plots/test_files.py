@@ -88,7 +88,7 @@ sys.meta_path.insert(0, Absent())
 from dgxlab import plots
 from dgxlab.errors import UsageError
 from dgxlab.plots import chains
-from dgxlab.report import collect
+from dgxlab.report import collect, collect_job
 from dgxlab.store import Store
 with Store.open(Path(sys.argv[1])) as store:
     made = collect(store, "h200")
@@ -97,7 +97,7 @@ with Store.open(Path(sys.argv[1])) as store:
             ask()
         except UsageError as error:
             print(error.message, error.next, sep="\\n")
-    print(list(plots.figures(collect(store, job_id=sys.argv[2]), "x")))
+    print(list(plots.figures(collect_job(store, sys.argv[2]), "x")))
 """
     command = [sys.executable, "-c", code, str(store.path), A]
     ran = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)

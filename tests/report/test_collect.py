@@ -19,7 +19,7 @@ from dgxlab.model import (
     RunStep,
     to_json,
 )
-from dgxlab.report import Number, Report, Table, collect, collect_experiment, evidence, page, query, render
+from dgxlab.report import Number, Report, Table, collect, collect_experiment, collect_job, evidence, page, query, render
 from dgxlab.store import Store
 from dgxlab.tools import BackendOpsBench, LlamaBench, PerplexityGate
 from tests.journals import CLOCK, THROTTLED, facts, source
@@ -149,12 +149,12 @@ def test_a_file_that_changed_is_another_model(store: Store) -> None:
 
 def test_a_session_shows_only_its_own(store: Store) -> None:
     Session(store, SMALL, A).build().runs(numbers(100.0)).end()
-    before = collect(store, job_id=A)
+    before = collect_job(store, A)
     session = Session(store, SMALL, B, wanted=lambda model, env, cell: cell.label == "pp512")
     session.build().runs(numbers(200.0)).end()
-    assert collect(store, job_id=A) == before
+    assert collect_job(store, A) == before
     assert speeds(before) == {"pp512": 100.0, "tg32": 100.0}
-    only = collect(store, job_id=B)
+    only = collect_job(store, B)
     assert (only.title, only.hypothesis) == (f"Session {B}", SMALL.hypothesis)
     assert (speeds(only), only.missing) == ({"pp512": 200.0}, ())
 
@@ -162,7 +162,7 @@ def test_a_session_shows_only_its_own(store: Store) -> None:
 def test_a_rejected_session_does_not_say_that_nothing_was_run(store: Store) -> None:
     Session(store, h200(), A).build().gates().runs().end()
     store.put("rejections", {"job_id": A, "reason": "hot", "at": 0.0})
-    report = collect(store, job_id=A)
+    report = collect_job(store, A)
     assert (report.tables, report.missing) == ((), ())
     assert [(each.status, each.reason) for each in report.failures] == [("rejected", "hot")]
     page = render(report)
@@ -184,7 +184,7 @@ def test_gates_tell_recorded_expected_and_flaky_apart(store: Store) -> None:
     table = form(collect(store, "h200"), "gates")
     assert [column.key for column in table.columns][:4] == ["op", "backend", "env", "count"]
     assert [row["expected"] for row in table.rows] == ["1103, recorded here", "1103, recorded here"]
-    older = form(collect(store, job_id=A), "gates")
+    older = form(collect_job(store, A), "gates")
     assert [(row["status"], row["flaky"], row["expected"]) for row in older.rows] == [
         ("flaky", "type_a=q4_0,n=1", None),
         ("flaky", "type_a=q4_0,n=1", None),

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from dgxlab.errors import UsageError
+from dgxlab.errors import DgxlabError
 from dgxlab.model import BASELINE, CANDIDATE, ChainStep, FileModel
-from dgxlab.report import collect, render
+from dgxlab.report import Report, collect, collect_job, render
 from dgxlab.store import Store
 from dgxlab.tools import LlamaBench
 from tests.journals import CAPPED, CLOCK, THROTTLED, source
@@ -49,7 +49,7 @@ def _session(store: Store) -> str:
     whole(store, A)
     session = Session(store, h200(), B, wanted=lambda model, env, cell: cell.tool == "batched-bench").build()
     session.save()
-    return render(collect(store, job_id=B))
+    return render(collect_job(store, B))
 
 
 def _flagged(store: Store) -> str:
@@ -105,13 +105,13 @@ def _wide(store: Store) -> str:
 def _screened(store: Store) -> str:
     session = session_of_two(store, A, kind="screen", noise=0.004).build().gates()
     session.chains(lambda step, role, cycle: 900.0 + cycle if role == CANDIDATE else 1000.0 + cycle).end()
-    return render(collect(store, job_id=A))
+    return render(collect_job(store, A))
 
 
 def _noise(store: Store) -> str:
     session = session_of_two(store, A, kind="noise", bench=(h200().bench[1],)).build().gates()
     session.chains(lambda step, role, cycle: 1000.0 + 3 * (cycle % 3) - 2 * (role == CANDIDATE)).gates(after=True).end()
-    return render(collect(store, job_id=A))
+    return render(collect_job(store, A))
 
 
 def _cut(store: Store) -> str:
@@ -121,7 +121,7 @@ def _cut(store: Store) -> str:
     for role, cycle in places(2):
         session.place(chain, role, cycle, 1000.0)
     session.end("cancelled", 130)
-    return render(collect(store, job_id=A))
+    return render(collect_job(store, A))
 
 
 def _unfinished(store: Store) -> str:
@@ -132,7 +132,7 @@ def _unfinished(store: Store) -> str:
         session.place(first, role, cycle, 4242.0)
     session.place(second, "burn-in", 1, 4242.0)
     session.save()
-    return render(collect(store, job_id=A))
+    return render(collect_job(store, A))
 
 
 def _gate_again(store: Store) -> str:
@@ -152,7 +152,7 @@ def _gate_again(store: Store) -> str:
         "failed": [],
     }
     Session(store, h200(), B).build().gates(**crashed).end("failed", 5)
-    before = [render(collect(store, job_id=job)) for job in (A, B)]
+    before = [render(collect_job(store, job)) for job in (A, B)]
     whole(store, "20261120-195900-h200-z")
     return "".join([*before, render(collect(store, "h200"))])
 
@@ -188,16 +188,19 @@ def _unexplained(store: Store) -> str:
 def _refused(store: Store) -> str:
     """Return why reports are refused: names that are not there, and a plan of another dgxlab."""
     Session(store, h200(), A).build().end()
-    asked: list[dict[str, str]] = [{"experiment": "h20"}, {"experiment": "zzz"}, {"job_id": "nope"}, {}]
-    asked += [{"experiment": "h200", "job_id": A}, {"job_id": A}]
     lines = []
-    for words in asked:
-        if words == {"job_id": A}:
-            (row,) = store.rows("SELECT plan FROM jobs")
-            store.update_job(A, plan=json.dumps({**json.loads(row["plan"]), "new_field": 1}))
-        with pytest.raises(UsageError) as error:
-            collect(store, **words)  # type: ignore[arg-type]
-        lines.append(f"{words}: {error.value.message.replace(str(store.path), 'DB')} (next: {error.value.next})\n")
+
+    def ask(form: Callable[[Store, str], Report], name: str) -> None:
+        with pytest.raises(DgxlabError) as error:
+            form(store, name)
+        lines.append(f"{name}: {error.value.message.replace(str(store.path), 'DB')} (next: {error.value.next})\n")
+
+    ask(collect, "h20")
+    ask(collect, "zzz")
+    ask(collect_job, "nope")
+    (row,) = store.rows("SELECT plan FROM jobs")
+    store.update_job(A, plan=json.dumps({**json.loads(row["plan"]), "new_field": 1}))
+    ask(collect_job, A)
     return "".join(lines)
 
 

@@ -15,7 +15,7 @@ from selenium.webdriver.chrome.service import Service
 
 from dgxlab import plots
 from dgxlab.plots import chains
-from dgxlab.report import collect, render
+from dgxlab.report import collect, collect_job, render
 from dgxlab.report.html import document
 from dgxlab.report.records import Column, Number, Provenance, Report, Table
 from dgxlab.store import Store
@@ -111,7 +111,7 @@ def test_in_a_real_browser(store: Store, tmp_path: Path, browser: Chrome) -> Non
     origin = Provenance("h200", (), "pin", (), "tree", None, "host")
     columns = (Column("test", "test"), Column("avg_ts", "", "avg_ts"))
     speeds = Report("Speeds", "", (Table("single-stream", "Speeds", columns, tuple(ROWS), origin),), (), ())
-    markdown = render(collect(store, job_id=AB)) + render(speeds)
+    markdown = render(collect_job(store, AB)) + render(speeds)
     path = tmp_path / "page.html"
     path.write_text(document(markdown, "both", {"chain": plots.svg(chains.figure(store, AB))}))
     browser.get(path.as_uri())

@@ -14,6 +14,7 @@ from dgxlab.report import (
     SessionReport,
     Table,
     collect,
+    collect_job,
     collect_session,
     overview,
     page,
@@ -79,7 +80,7 @@ def test_numbers_are_in_the_json_twin(store: Store) -> None:
 def test_a_session_is_found_by_its_name_and_by_its_id(store: Store) -> None:
     held(store)
     held(store, 0.9, B)
-    assert render(collect(store, "h200-vs-w4a16")) == render(collect(store, job_id=B))
+    assert render(collect(store, "h200-vs-w4a16")) == render(collect_job(store, B))
     assert collect_session(store, A).verdict == "faster"
     assert collect_session(store, B).verdict == "slower"
 

@@ -44,7 +44,7 @@ def test_reports_say_so(store: Store) -> None:
     measured(store, whole("job-1"))
     judgement.reject(store, "job-1", "the GPU was shared")
     line = "- **session job-1** rejected: the GPU was shared\n"
-    assert line in report.render(report.collect(store, job_id="job-1"))
+    assert line in report.render(report.collect_job(store, "job-1"))
     assert "rejected: the GPU was shared" in report.render_overview(report.overview(store))
     measured(store, whole("job-2"))
     toy = report.collect(store, "toy")
@@ -58,7 +58,7 @@ def test_it_has_no_verdict(store: Store) -> None:
     judgement.reject(store, "job-1", "the GPU was shared")
     assert store.verdicts("job-1") == []
     assert judgement.check(store) == check(store) == []
-    assert "rejected" in report.render(report.collect(store, job_id="job-1"))
+    assert "rejected" in report.render(report.collect_job(store, "job-1"))
 
 
 def test_one_that_cannot_be_read_is_asked_for_no_more(store: Store) -> None:
