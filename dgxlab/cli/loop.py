@@ -94,12 +94,12 @@ def list_(
         rows = tries.ledger(store, baseline, host)
     texts = [
         {
-            "try": str(row["number"]),
-            "baseline": f"{row['baseline']} on {row['host']}",
+            "try": str(row.number),
+            "baseline": f"{row.baseline} on {row.host}",
             "ended": ended(row),
             "lines": changed(row),
-            "took": duration(row["seconds"] or 0.0),
-            "because": row["because"],
+            "took": duration(row.seconds or 0.0),
+            "because": row.because,
         }
         for row in rows
     ]
@@ -126,7 +126,7 @@ def show(number: _TryArgument, of: _OfOption = "", *, workspace: Workspace, out:
 
     with workspace.store() as store:
         row = tries.find(tries.ledger(store, of), number)
-        told, diff = tries.told(store, row["try_id"]), tries.change_of(store, row["try_id"])
+        told, diff = tries.told(store, row.try_id), tries.change_of(store, row.try_id)
     names = ("try_id", "because", "ended", "why", "p", "level", "tree", "parent")
     facts = [f"{name:<8} {text}" for name in names if (text := {**told, "ended": ended(row)}[name]) is not None]
     facts.append(f"{'lines':<8} {told['lines']}, over {_OVER[told['diff_over']].format(**told)}")
@@ -163,7 +163,7 @@ def export(
         row = tries.find(tries.ledger(lab.store, of), number)
         patches = loop.export(lab, workspace.project or root(), name, row)
     if (how := ended(row)) != Ended.PROMOTED.value:
-        out.note(f"try {row['number']} was not promoted (ended: {how})")
+        out.note(f"try {row.number} was not promoted (ended: {how})")
     out.result({"series": name, "patches": patches}, "\n".join(f"patches/{name}/{patch}" for patch in patches))
 
 

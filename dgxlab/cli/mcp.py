@@ -109,8 +109,8 @@ class _Tools:
         with _told(), self.workspace.store() as store:
             rows = tries.ledger(store, baseline)
             if not number:
-                return rows
-            try_id = tries.find(rows, str(number))["try_id"]
+                return [vars(each) for each in rows]
+            try_id = tries.find(rows, str(number)).try_id
             return [{**tries.told(store, try_id), "diff": tries.change_of(store, try_id)}]
 
     def report(self, name: str) -> str:

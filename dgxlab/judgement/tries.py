@@ -28,7 +28,45 @@ from dgxlab.store import Job, Store, alias
 
 SCREEN, CHAIN, HELD_OUT = STAGES = ("screen", "chain", "held-out")
 KINDS = {SCREEN: "screen", CHAIN: "ab", HELD_OUT: "ab"}  # of the job that measures a stage
-Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RecordedTry:
+    """A row of the view `try_list`; None in the fields of its end while it has not ended."""
+
+    number: int
+    """Its place in the ledger, from 1."""
+    try_id: str
+    baseline: str
+    host: str
+    at: float
+    """When it began, unix seconds."""
+    because: str
+    pin: str
+    tree: str
+    diff_digest: str
+    lines: int
+    """How many lines it changes in what `diff_over` names."""
+    diff_over: str
+    """What its change is over: baseline, parent, or pin for tries of an older dgxlab."""
+    parent: str | None
+    """The promoted try that it is compared with, None for the baseline."""
+    ended: str | None
+    """A value of `Ended`."""
+    why: str | None
+    p: float | None
+    level: float | None
+    wealth: float | None
+    after: str | None
+    """The test before it in the ledger."""
+    seconds: float | None
+    rejected: bool
+    """Whether one of its sessions was."""
+
+    @property
+    def promoted(self) -> bool:
+        """Whether it may be what later tries are compared with."""
+        return self.ended == Ended.PROMOTED.value and not self.rejected
 
 
 @dataclass(frozen=True)
@@ -43,19 +81,20 @@ class TryState:
     wealth: float | None = None  # before the test
 
 
-def ledger(store: Store, baseline: str = "", host: str = "") -> list[dict[str, Any]]:
-    """Return the tries with this baseline on this host, "" for any, in order, as rows of `try_list`."""
-    return store.rows(
+def ledger(store: Store, baseline: str = "", host: str = "") -> list[RecordedTry]:
+    """Return the tries with this baseline on this host, "" for any, in order."""
+    rows = store.rows(
         "SELECT * FROM try_list WHERE ? IN ('', baseline) AND ? IN ('', host) ORDER BY baseline, host, number",
         (baseline, host),
     )
+    return [RecordedTry(**{**row, "rejected": bool(row["rejected"])}) for row in rows]
 
 
-def find(rows: Sequence[Row], text: str) -> Row:
+def find(tries: Sequence[RecordedTry], text: str) -> RecordedTry:
     """Return the only try with this number, id, or last six characters of its id; UsageError if there is none."""
-    fits = [row for row in rows if text in (str(row["number"]), row["try_id"], alias(row["try_id"]))]
+    fits = [each for each in tries if text in (str(each.number), each.try_id, alias(each.try_id))]
     if len(fits) != 1:
-        ids = "\n".join(str(row["try_id"]) for row in fits)
+        ids = "\n".join(each.try_id for each in fits)
         message = f"{len(fits)} tries are called {text!r}" if fits else f"no try is called {text!r}"
         mend = f"{AGAIN} with --of BASELINE" if fits else "dgxlab tries list"
         raise UsageError(message, next=mend, details=ids)
@@ -116,20 +155,20 @@ def begin(
     return try_id
 
 
-def end(store: Store, row: Row, state: TryState, seconds: float) -> None:
+def end(store: Store, which: RecordedTry, state: TryState, seconds: float) -> None:
     """Record how a try ended, after `seconds` of work."""
     assert state.ended
     decided = {"ended": state.ended.value, "why": state.why, "seconds": seconds, "at": time.time()}
-    test = {"p": state.p, "level": state.level, "wealth": state.wealth, "after": last_test(store, row)}
-    store.put("try_ends", {"try_id": row["try_id"], **decided, **test})
+    test = {"p": state.p, "level": state.level, "wealth": state.wealth, "after": last_test(store, which)}
+    store.put("try_ends", {"try_id": which.try_id, **decided, **test})
 
 
-def last_test(store: Store, row: Row) -> str | None:
+def last_test(store: Store, which: RecordedTry) -> str | None:
     """Return the id of the newest test in the ledger of a try, None before the first."""
     rows = store.rows(
         """SELECT try_id FROM try_ends JOIN tries USING (try_id)
            WHERE baseline = ? AND host = ? AND p IS NOT NULL AND try_id <> ? ORDER BY try_ends.at DESC LIMIT 1""",
-        (row["baseline"], row["host"], row["try_id"]),
+        (which.baseline, which.host, which.try_id),
     )
     return str(rows[0]["try_id"]) if rows else None
 
@@ -184,7 +223,7 @@ def wanted(store: Store, job: Job) -> float:
 
 def told(store: Store, try_id: str) -> Mapping[str, Any]:
     """Return a try as JSON: how it ended, its verdicts with effects, its gates; of held-out cells only how many."""
-    row, jobs = find(ledger(store), try_id), sessions_of(store, try_id)
+    which, jobs = find(ledger(store), try_id), sessions_of(store, try_id)
     shown = [job.job_id for stage, job in jobs.items() if stage != HELD_OUT]
     cells = store.rows(
         """SELECT label AS cell, metric, verdict, effect, ci_low, ci_high FROM verdict_list
@@ -196,10 +235,8 @@ def told(store: Store, try_id: str) -> Mapping[str, Any]:
     builds = store.rows(built, shown[:1] or ("",))  # later stages reuse those of the first
     hidden = [verdict["verdict"] for verdict in store.verdicts(jobs[HELD_OUT].job_id)] if HELD_OUT in jobs else []
     return {
-        **{name: row[name] for name in ("try_id", "number", "baseline", "host", "because", "pin", "tree", "parent")},
-        **{name: row[name] for name in ("diff_digest", "diff_over", "lines", "ended", "why", "rejected")},
-        **{name: row[name] for name in ("p", "level", "wealth", "seconds")},
-        "promoted": row["ended"] == Ended.PROMOTED.value and not row["rejected"],
+        **{name: value for name, value in vars(which).items() if name not in ("at", "after")},
+        "promoted": which.promoted,
         "cells": cells,
         "regressed": [cell["cell"] for cell in cells if cell["verdict"] == "slower"],
         "gates": [{"gate": gate_name(row), "arm": row["arm"], "status": row["status"]} for row in gates],
@@ -214,29 +251,29 @@ def check(store: Store) -> Iterator[str]:
 
     Of a try with a rejected session only its place in the ledger is checked.
     """
-    tries = {row["try_id"]: row for row in ledger(store)}
-    for row in tries.values():
-        name, after = f"try {row['try_id']}", tries.get(row["after"])
-        if _digest(diff_of(store, row["try_id"])) != row["diff_digest"]:
+    by_id = {each.try_id: each for each in ledger(store)}
+    for each in by_id.values():
+        name, after = f"try {each.try_id}", by_id.get(each.after or "")
+        if _digest(diff_of(store, each.try_id)) != each.diff_digest:
             yield f"{name} has another diff than its digest says"
-        for stage, job in sessions_of(store, row["try_id"]).items():
-            if job.kind != KINDS[stage] or job.plan.arms[-1].source.tree != row["tree"] or job.host != row["host"]:
+        for stage, job in sessions_of(store, each.try_id).items():
+            if job.kind != KINDS[stage] or job.plan.arms[-1].source.tree != each.tree or job.host != each.host:
                 yield f"{name} has session {job.job_id} as its {stage}, which measures something else"
-        if row["ended"] is None:
+        if each.ended is None:
             continue
-        if after and (after["baseline"], after["host"]) != (row["baseline"], row["host"]):
+        if after and (after.baseline, after.host) != (each.baseline, each.host):
             yield f"{name} follows a try of another ledger"
-        if not row["rejected"]:
-            yield from _check_end(store, row, name)
+        if not each.rejected:
+            yield from _check_end(store, each, name)
 
 
-def _check_end(store: Store, row: Row, name: str) -> Iterator[str]:
-    current = state_of(store, row["try_id"], tests_until(store, row["after"]))
+def _check_end(store: Store, which: RecordedTry, name: str) -> Iterator[str]:
+    current = state_of(store, which.try_id, tests_until(store, which.after))
     ended = current.ended.value if current.ended else f"not at its end but before its {current.next}"
-    if ended != row["ended"]:
-        yield f"{name} ended as {row['ended']}, and its sessions give {ended}"
+    if ended != which.ended:
+        yield f"{name} ended as {which.ended}, and its sessions give {ended}"
     for column in ("p", "level", "wealth"):
-        written, computed = row[column], getattr(current, column)
+        written, computed = getattr(which, column), getattr(current, column)
         if (written is None) != (computed is None) or not math.isclose(written or 0.0, computed or 0.0, rel_tol=1e-6):
             yield f"{name} has {column} {written}, and its sessions give {computed}"
 
@@ -297,10 +334,10 @@ def _screened(judged: Judged) -> Screened:
     return Screened(verdict.effect, verdict.better, noise.sigma, noise.cycles)
 
 
-def _spec(store: Store, job: Job) -> Row:
+def _spec(store: Store, job: Job) -> Mapping[str, Any]:
     experiment = store.experiment(job.plan.baseline)
     assert experiment
-    spec: Row = json.loads(experiment["spec"])
+    spec: Mapping[str, Any] = json.loads(experiment["spec"])
     return spec
 
 

@@ -30,7 +30,7 @@ from dgxlab.errors import (
     one_line,
 )
 from dgxlab.judgement import tries
-from dgxlab.judgement.tries import HELD_OUT, KINDS, Row
+from dgxlab.judgement.tries import HELD_OUT, KINDS, RecordedTry
 from dgxlab.lab import Lab, Watch, session
 from dgxlab.lab.outlook import noise_command
 from dgxlab.lab.request import Request, source_of
@@ -38,7 +38,6 @@ from dgxlab.model import Experiment, Plan, Source
 from dgxlab.plan import cycles_by_hand, launched_gates
 from dgxlab.source.git import Git
 from dgxlab.source.programs import locked
-from dgxlab.stats import Ended
 from dgxlab.store import alias
 from dgxlab.units import duration
 
@@ -81,24 +80,24 @@ def attempt(lab: Lab, asked: Try, watch: Watch) -> tuple[str, bool]:
     source = source_of(lab.cache, asked.baseline, asked.tree, watch)
     every = tries.ledger(lab.store, *asked.ledger)
     wanted = _parent(every, asked)
-    rows = [row for row in every if not row["rejected"]]
-    same = [row for row in rows if (row["pin"], row["tree"]) == (source.pin, source.tree)]
+    rows = [row for row in every if not row.rejected]
+    same = [row for row in rows if (row.pin, row.tree) == (source.pin, source.tree)]
     if asked.parent:
-        same = [row for row in same if row["parent"] == wanted]
-    if ended := [row["try_id"] for row in same if row["ended"]]:
+        same = [row for row in same if row.parent == wanted]
+    if ended := [row.try_id for row in same if row.ended]:
         return ended[-1], True
     if files := series.untracked(asked.tree):
         message = f"{asked.tree} has files that git does not track, {len(files)} in all: {', '.join(files[:3])}"
         add = command("git", "-C", asked.tree, "add", files[0])
         raise SpecError(message, next=f"{add}, or ignore what is no source")
     with _alone(lab, asked.baseline.host):
-        parent = same[0]["parent"] if same else wanted
+        parent = same[0].parent if same else wanted
         of_parent = parent and _made(lab, tries.find(tries.ledger(lab.store), parent))
         reference = of_parent or source_of(lab.cache, asked.baseline, None, watch)
         if reference.tree == source.tree:
             raise SpecError(f"{asked.tree} is what it would be compared with", next=f"change something in {asked.tree}")
         change = series.diff(lab.cache, source, reference)
-        begun = [row["try_id"] for row in same if _goes_on(lab, row, reference, change)]
+        begun = [row.try_id for row in same if _goes_on(lab, row, reference, change)]
         if begun:
             try_id = begun[0]
         else:
@@ -114,7 +113,7 @@ def attempt(lab: Lab, asked: Try, watch: Watch) -> tuple[str, bool]:
 class _Measure:
     lab: Lab
     asked: Try
-    rows: Sequence[Row]  # the ledger before
+    rows: Sequence[RecordedTry]  # the ledger before
     try_id: str
     source: Source
     reference: Source | None  # None for the baseline's own series
@@ -156,7 +155,7 @@ def held_out(experiment: Experiment) -> Experiment:
     return replace(experiment, name=f"{experiment.name[:40]}-held-out", bench=experiment.holdout, holdout=())
 
 
-def export(lab: Lab, root: Path, name: str, row: Row) -> list[str]:
+def export(lab: Lab, root: Path, name: str, row: RecordedTry) -> list[str]:
     """Write what a try changes in its pin as the series patches/<name> of the project `root`; return its patch files.
 
     Every series is made on a pin, not on other series. So this one has the changes of the try's reference, too.
@@ -168,49 +167,48 @@ def export(lab: Lab, root: Path, name: str, row: Row) -> list[str]:
         checkout = Git(folder, user=True, is_work_tree=True)
         checkout.run("init", "--quiet")
         (folder / ".git/objects/info/alternates").write_text(f"{lab.cache.path.resolve() / 'objects'}\n")
-        checkout.run("checkout", "--quiet", "--detach", row["pin"])
+        checkout.run("checkout", "--quiet", "--detach", row.pin)
         checkout.run("read-tree", "-u", "--reset", source.tree)
-        exported = series.export(root, name, lab.cache, row["pin"], folder, row["because"])
+        exported = series.export(root, name, lab.cache, row.pin, folder, row.because)
     return [patch.name for patch in exported.patches]
 
 
-def _parent(rows: Sequence[Row], asked: Try) -> str | None:
+def _parent(rows: Sequence[RecordedTry], asked: Try) -> str | None:
     """Return the id of the promoted try that a new one is compared with, None for the baseline itself."""
-    promoted = [row for row in rows if row["ended"] == Ended.PROMOTED.value and not row["rejected"]]
-    promoted = [row for row in promoted if row["pin"] == asked.baseline.pin]
+    promoted = [row for row in rows if row.promoted and row.pin == asked.baseline.pin]
     if asked.parent == "0" or (asked.parent is None and not promoted):
         return None
     row = tries.find(rows, asked.parent) if asked.parent else promoted[-1]
     if row not in promoted:
-        message = f"try {row['number']} is not promoted over pin {asked.baseline.pin[:12]}: nothing is compared with it"
+        message = f"try {row.number} is not promoted over pin {asked.baseline.pin[:12]}: nothing is compared with it"
         raise UsageError(message, next="dgxlab tries list")
-    return str(row["try_id"])
+    return row.try_id
 
 
-def _made(lab: Lab, row: Row) -> Source:
+def _made(lab: Lab, row: RecordedTry) -> Source:
     """Return what a try has built."""
-    return series.remake(lab.cache, row["pin"], row["tree"], tries.diff_of(lab.store, row["try_id"]))
+    return series.remake(lab.cache, row.pin, row.tree, tries.diff_of(lab.store, row.try_id))
 
 
-def _goes_on(lab: Lab, row: Row, reference: Source, change: str) -> bool:
+def _goes_on(lab: Lab, row: RecordedTry, reference: Source, change: str) -> bool:
     """Return whether an unfinished try was begun against this reference; True if it does not say, as older ones.
 
     Raises SpecError if it was not and has sessions: its stages would not agree.
     """
-    jobs = tries.sessions_of(lab.store, row["try_id"]).values()
+    jobs = tries.sessions_of(lab.store, row.try_id).values()
     for job in jobs:
         if (was := job.plan.arms[0].source.tree) != reference.tree:
-            message = f"try {row['number']} was begun against tree {was[:12]} of {row['baseline']}, which has changed"
+            message = f"try {row.number} was begun against tree {was[:12]} of {row.baseline}, which has changed"
             reject = ("session", "reject", alias(job.job_id), "--because", "its baseline has changed")
             first = ("cancel", alias(job.job_id)) if job.state in ("intended", "running") else reject
             raise SpecError(f"{message} to {reference.tree[:12]}", next=command("dgxlab", *first))
-    return bool(jobs) or row["diff_over"] == "pin" or tries.change_of(lab.store, row["try_id"]) == change
+    return bool(jobs) or row.diff_over == "pin" or tries.change_of(lab.store, row.try_id) == change
 
 
-def _check_budget(rows: Sequence[Row], asked: Try, now_s: float) -> None:
+def _check_budget(rows: Sequence[RecordedTry], asked: Try, now_s: float) -> None:
     """Raise BudgetSpent if the ended tries of a ledger, and `now_s` seconds of this one, have reached a limit."""
-    ended = [row for row in rows if row["ended"]]
-    spent = now_s + sum(row["seconds"] for row in ended)
+    ended = [row for row in rows if row.ended]
+    spent = now_s + sum(row.seconds or 0.0 for row in ended)
     reached = [f"{len(ended)} of {asked.max_tries} tries"] if 0 < asked.max_tries <= len(ended) else []
     reached += [f"{duration(spent)} of {duration(asked.max_s)}"] if 0 < asked.max_s <= spent else []
     if reached:

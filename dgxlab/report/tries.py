@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dgxlab.errors import UsageError
 from dgxlab.judgement import tries
-from dgxlab.judgement.tries import Row as TryRow
+from dgxlab.judgement.tries import RecordedTry
 from dgxlab.report.ask import Query
 from dgxlab.report.evidence import arms_of_job
 from dgxlab.report.records import Column, Origin, Page, Provenance, Row, Table, grouped
@@ -43,27 +43,27 @@ def ledgers(store: Store, wanted: Query) -> Page:
     if not every:
         named = " or ".join(wanted.experiment)
         raise UsageError(f"{store.path} has no try{named and f' of {named}'}", next="dgxlab try --help")
-    of_each = grouped(((row["baseline"], row["host"]), row) for row in every)
+    of_each = grouped(((row.baseline, row.host), row) for row in every)
     results = [_table(store, rows, title=f"{name} on {host}") for (name, host), rows in of_each.items()]
     return Page(wanted.form, tuple(results))
 
 
-def ended(row: TryRow) -> str:
+def ended(which: RecordedTry) -> str:
     """Return how a try ended, "rejected" if one of its sessions was."""
-    return "rejected" if row["rejected"] else row["ended"] or NOT_YET
+    return "rejected" if which.rejected else which.ended or NOT_YET
 
 
-def changed(row: TryRow) -> str:
+def changed(which: RecordedTry) -> str:
     """Return how many lines a try changes, with a word if they are counted over the pin."""
-    return f"{row['lines']}{' over pin' * (row['diff_over'] == 'pin')}"
+    return f"{which.lines}{' over pin' * (which.diff_over == 'pin')}"
 
 
-def _table(store: Store, ledger: Sequence[TryRow], title: str) -> Table:
+def _table(store: Store, ledger: Sequence[RecordedTry], title: str) -> Table:
     shown = _sessions(store)
     rows = list(_rows(ledger, shown))
     counts = {how.value: sum(row["ended"] == how.value for row in rows) for how in Ended}
-    newest = next((shown[row["try_id"]][0] for row in reversed(ledger) if row["try_id"] in shown), None)
-    source = Provenance(ledger[0]["baseline"], host=ledger[0]["host"])
+    newest = next((shown[row.try_id][0] for row in reversed(ledger) if row.try_id in shown), None)
+    source = Provenance(ledger[0].baseline, host=ledger[0].host)
     if newest and (arms := arms_of_job(store, store.job(newest))):
         source = provenance(next(iter(arms.values())), [newest])
     settings = {how: count for how, count in counts.items() if count}
@@ -71,29 +71,29 @@ def _table(store: Store, ledger: Sequence[TryRow], title: str) -> Table:
     return Table("tries", f"Tries: {title}", COLUMNS, tuple(rows), source, settings, kind="arms", origins=origins)
 
 
-def _rows(ledger: Sequence[TryRow], shown: Mapping[str, tuple[str, float | None]]) -> Iterator[Row]:
+def _rows(ledger: Sequence[RecordedTry], shown: Mapping[str, tuple[str, float | None]]) -> Iterator[Row]:
     speeds: dict[str | None, float] = {None: 1.0}  # of each try by the baseline's
-    numbers = {row["try_id"]: row["number"] for row in ledger}
+    numbers: dict[str | None, int] = {each.try_id: each.number for each in ledger}
     best = 1.0
-    for row in ledger:
-        session, gain = shown.get(row["try_id"], (None, None))
-        speed = None if gain is None else speeds.get(row["parent"], 1.0) * (1 + gain)
-        if row["ended"] == Ended.PROMOTED.value and speed:
-            speeds[row["try_id"]] = speed
-            best = best if row["rejected"] else max(best, speed)  # its parent may be an older one
+    for each in ledger:
+        session, gain = shown.get(each.try_id, (None, None))
+        speed = None if gain is None else speeds.get(each.parent, 1.0) * (1 + gain)
+        if each.ended == Ended.PROMOTED.value and speed:
+            speeds[each.try_id] = speed
+            best = best if each.rejected else max(best, speed)  # its parent may be an older one
         yield {
-            "try": row["number"],
-            "ended": ended(row),
+            "try": each.number,
+            "ended": ended(each),
             "gain": None if gain is None else f"{100 * gain:+.2f}",
             "speed": speed,
             "best": f"{100 * (best - 1):+.2f}",
             "best_speed": best,
-            "parent": numbers.get(row["parent"]),
+            "parent": numbers.get(each.parent),
             "session": session and alias(session),
-            "minutes": None if row["seconds"] is None else f"{row['seconds'] / 60:.1f}",
-            **{name: None if row[name] is None else f"{row[name]:.2g}" for name in ("p", "level")},
-            "changed": changed(row),
-            **{name: row[name] for name in ("lines", "diff_over", "because", "why")},
+            "minutes": None if each.seconds is None else f"{each.seconds / 60:.1f}",
+            **{name: None if (value := getattr(each, name)) is None else f"{value:.2g}" for name in ("p", "level")},
+            "changed": changed(each),
+            **{name: getattr(each, name) for name in ("lines", "diff_over", "because", "why")},
         }
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -355,7 +356,9 @@ def test_nothing_is_tried_that_no_gate_can_clear(new: Loop) -> None:
 
 
 def test_a_number_of_several_ledgers_needs_a_baseline() -> None:
-    rows = [{"number": 1, "try_id": f"20261120-120301-{name}"} for name in ("one-3f2a9c", "two-a0c67b")]
+    rows: list[Any] = [
+        SimpleNamespace(number=1, try_id=f"20261120-120301-{name}") for name in ("one-3f2a9c", "two-a0c67b")
+    ]
     with pytest.raises(UsageError, match="2 tries are called '1'") as refused:
         tries.find(rows, "1")
     assert refused.value.next == "run the same command again with --of BASELINE"

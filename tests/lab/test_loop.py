@@ -112,7 +112,7 @@ def test_planted_changes(bench: Bench, checkout: Path, slow: Experiment) -> None
         (checkout / SOURCE).write_text(before)
         edit(checkout, *change)
         undisturbed(partial(attempt, bench, loop.Try(slow, checkout, name)))
-        ended[name] = tries.told(bench.lab.store, tries.ledger(bench.lab.store)[-1]["try_id"])
+        ended[name] = tries.told(bench.lab.store, tries.ledger(bench.lab.store)[-1].try_id)
     assert {name: told["ended"] for name, told in ended.items()} == {
         "renamed": "screen",
         "wrong": "gate",
