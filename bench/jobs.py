@@ -23,6 +23,7 @@ from dgxlab.source import PinCache, cache_path
 from dgxlab.transport.host import Host
 from dgxlab.transport.local import LocalTransport
 from tests import toy
+from tests.journals import PIN
 from tests.proxy import Proxy
 
 # -- the agent ---------------------------------------------------------------------------------------------------------
@@ -213,7 +214,6 @@ def _carried_out(there: Far, work: Plan, read: Callable[[str], None] | None = No
 
 # -- over ssh ----------------------------------------------------------------------------------------------------------
 
-PIN = "e3a74b299085cd00013804f7fca2e03441b2da20"
 SOURCES = ("https://github.com/ggml-org/llama.cpp", "pypi:llama-cpp-python==0.3.30")
 ADDED_RTT_S = 0.05
 

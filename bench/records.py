@@ -21,15 +21,13 @@ from tests.report.worlds import Session, h200, numbers, session_of_two
 
 # -- folding a journal into the record ---------------------------------------------------------------------------------
 
-FOLDED = 100_000
-
 PIECE = 1 << 16
 """Bytes of a journal that are ingested in one transaction."""
 
 
 def ingest(quick: bool) -> Figure:
     """Time the ingest of a journal with many samples; the figure is the slowest kind of journal."""
-    samples = FOLDED // 100 if quick else SAMPLES
+    samples = 1_000 if quick else SAMPLES
     single, many = _journal(1, samples // 100, 100), _journal(samples // 50, 1, 50)
     judged = _journal(samples // 50, 1, 50, gpu="NVIDIA H200")
     ways: dict[str, tuple[Journal, list[list[bytes]]]] = {

@@ -98,7 +98,7 @@ def _measured(store: Store) -> Iterator[str]:
             yield from chain(checked.itself(), checked.arms_and_inputs(), checked.gates(), checked.checks())
             yield from checked.runs(labels)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            yield f"job {job['job_id']} cannot be held against its plan: {error!r}"
+            yield f"job {job['job_id']} cannot be compared with its plan: {error!r}"
     known = {row["cell"]: row["label"] for row in store.rows("SELECT cell, label FROM cells")}
     for cell in sorted(known.keys() | labels.keys()):
         if known.get(cell) != labels.get(cell):
@@ -157,7 +157,7 @@ class _Job:
             # the step whose output is the row's raw file
             name, step = f"gate {row['gate_id']}", self.steps.get(PurePosixPath(row["raw"]["stdout"]["path"]).stem)
             if step is None or step["kind"] != "gate":
-                yield f"{name} is of no step of its plan"
+                yield f"{name} belongs to no step of its plan"
                 continue
             gate = step["gate"]
             wanted = {"arm": step["arm"], "op": gate["op"], "backend": gate["backend"], "env": step["env"]}
@@ -180,7 +180,7 @@ class _Job:
         for row in self._rows("checks", "check_id"):
             name, step = f"gate {row['check_id']}", self.steps.get(_stem(row["step"]))
             if step is None or step["kind"] != "check":
-                yield f"{name} is of no step of its plan"
+                yield f"{name} belongs to no step of its plan"
                 continue
             commands = {command["role"]: command for command in step["commands"]}
             wanted = {"arm": step["arm"], "gate": step["gate"], "env": commands[ARM]["env"]}
@@ -208,7 +208,7 @@ class _Job:
         for position, row in enumerate(runs):
             name, step = f"run {row['run_id']}", self._run_step(row, places.get(row["run_id"]))
             if step is None:
-                yield f"{name} is of no step of its plan"
+                yield f"{name} belongs to no step of its plan"
                 continue
             if id(step) not in known:
                 known[id(step)] = {cell.key: cell for cell in (Cell(**each) for each in step["cells"])}
@@ -273,10 +273,10 @@ class _Job:
             known[f"model:{model}"] = self.inputs[self._model(row["arm"], model)]["path"]
         return [PLACEHOLDER.sub(lambda match: known[match[1]], word) for word in argv]
 
-    def _differ(self, name: str, row: Row, wanted: Row, said_by: str) -> Iterator[str]:
+    def _differ(self, name: str, row: Row, wanted: Row, origin: str) -> Iterator[str]:
         for column, value in wanted.items():
             if row[column] != value:
-                yield f"{name} has {column} {_short(row[column])}, and {said_by} has {_short(value)}"
+                yield f"{name} has {column} {_short(row[column])}, and {origin} has {_short(value)}"
 
 
 def _parts(run: Row, rows: Sequence[Row], cells: Mapping[str, Cell]) -> dict[str, Cell]:

@@ -181,13 +181,14 @@ def whole_cycles(chain: Chain) -> int:
     return max(0, min(len(chain.a) - 1, len(chain.b)))
 
 
-def over(step: ChainStep, chains: Sequence[Chain], runs: Iterable[ChainRun] = ()) -> Over | None:
+def over(step: ChainStep, chains: Sequence[Chain], runs: Iterable[ChainRun]) -> Over | None:
     """Return why a chain has ended, None if another cycle must be run.
 
     `chains` has the `stats.Chain` of each comparison; those that can no longer be judged need no further cycle.
     """
     done, needed = whole_cycles(chains[0]), chains[0].planned
-    if done == _IDLE_CYCLES == sum(run.idle for run in runs if run.role == CANDIDATE):
+    idle = {run.cycle: run.idle for run in runs if run.role == CANDIDATE}  # of a run that was repeated the last counts
+    if done == _IDLE_CYCLES == sum(idle.values()):
         return Over.IDLE
     if step.screen:
         return None if done < needed else Over.COMPLETE

@@ -112,14 +112,14 @@ def _plain(value: Any) -> str:
 
 def _gates(experiment: Experiment) -> dict[str, str]:
     """Return each gate by what it checks; the expected count is part of its value, not of its key."""
-    gates = {}
+    gates: dict[str, str] = {}
     for gate in experiment.gates:
         fields = {name: value for name, value in to_json(gate).items() if value not in (None, {}) and name != "limit_s"}
         names = [str(fields.pop(key)) for key in ("op", "backend", "stderr") if key in fields]
         name = " ".join(names) if isinstance(gate, (ParityGate, EngagedGate)) else about(gate)
         if env := fields.pop("env", None):  # the same check in another environment is another gate
             name += f" {_plain(env)}"
-        gates[name] = _plain(fields)
+        gates[name] = "; ".join(filter(None, (gates.get(name), _plain(fields))))  # of others by this name too
     return gates
 
 

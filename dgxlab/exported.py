@@ -128,7 +128,7 @@ def write(path: Path, tools: Sequence[Exported], kind: str = "") -> None:
     kind = kind or path.suffix[1:]
     if kind not in KINDS:
         names = ", ".join(f"*.{kind}" for kind in KINDS)
-        raise UsageError(f"{path.name} says no format: name it {names}", next="dgxlab export --help")
+        raise UsageError(f"the suffix of {path.name} is unknown: name it {names}", next="dgxlab export --help")
     if path.exists():
         raise UsageError(f"{path} is there already, and nothing is written over", next=command("ls", "-l", path))
     with access(path, "written", UsageError), tempfile.TemporaryDirectory(dir=path.parent, prefix=".dgxlab-") as folder:
@@ -198,9 +198,9 @@ def _parquet(path: Path, tools: Sequence[Exported]) -> None:
 
 def _json(path: Path, tools: Sequence[Exported]) -> None:
     rows = [row for each in tools for row in each.rows if "pl" in row and row["requests"]]
-    if len({row["model"] for row in rows}) != 1:
-        message = "json is llama-benchy's format, of numbers of streams on one model of a server"
-        raise UsageError(message, next=f"{AGAIN} with --name EXPERIMENT")
+    if len({tuple(row[name] for name in ("model", "arm", "build_id", "device_id", "env")) for row in rows}) != 1:
+        message = "json is llama-benchy's format, of one server: one model, build, environment and device"
+        raise UsageError(message, next=f"{AGAIN} with --job SESSION, or to a FILE.jsonl")
     report = clients.benchy(rows, f"dgxlab {__version__}", time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime()))
     path.write_text(json.dumps(report, indent=2), encoding="utf-8")
 

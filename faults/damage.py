@@ -85,16 +85,6 @@ def damaged(text: str, random: Random) -> str:
 # -- what the agent's parsers may give -------------------------------------------------------------------------------
 
 
-def numbers_of(parsed: Parsed) -> list[float]:
-    """Return every value that a parser read, discarded ones too."""
-    return [v for r in parsed.results for m in r.measurements for v in (*m.samples, *m.discarded)]
-
-
-def traceable(parse: Parse, text: str) -> set[float]:
-    """Return all values that a correct parser may read from a text."""
-    return {value for _, values in rows_of(parse, text) for value in values}
-
-
 def misread(parse: Parse, text: str, cells: Sequence[Cell]) -> str:
     """Return how a parser misread a text; "" if each cell has the values of its own row, or a problem is reported."""
     parsed = parse(text, cells)

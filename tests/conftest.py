@@ -20,11 +20,10 @@ from dgxlab.store import Store
 from dgxlab.transport.host import Host
 from dgxlab.transport.local import LocalTransport
 from tests import toy
-from tests.journals import told
+from tests.journals import PIN, told
 
 PROJECT = Path(__file__).resolve().parent.parent
 GOLDEN = Path(__file__).resolve().parent / "golden"
-PIN = "e3a74b299085cd00013804f7fca2e03441b2da20"
 OCTOBER = "0c1e57098bba43ac29e6e3b677cdceebdd22334f"  # the newer pin, for which the series have patches too
 CACHE = Path(os.environ.get("DGXLAB_TEST_CACHE") or Path.home() / ".cache" / "dgxlab-tests")
 """Pins and builds of the real llama.cpp, kept between test runs: building takes minutes."""

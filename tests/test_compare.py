@@ -36,6 +36,7 @@ def test_the_same_experiment_differs_in_nothing(baseline: Experiment) -> None:
         ({"session": Session(cycles=4)}, ["session cycles: 0 -> 4"]),
         ({"gates": (toy.parity(5),)}, ["gates MUL_MAT CPU: "]),
         ({"gates": (toy.parity(), EngagedGate("here:"))}, ["gates here:: - -> "]),
+        ({"gates": (toy.parity(), replace(toy.parity(5), where={"n": (1,)}))}, ["gates MUL_MAT CPU: "]),
         ({"models": {"m": FileModel("/other.gguf")}}, ["models m: "]),
     ],
 )

@@ -118,7 +118,7 @@ def test_steps_do_not_end_a_chain() -> None:
     flaws = dict.fromkeys((1, 3, 5), "it failed")
     chain = Chain([100, 100, 80, 80, 100, 100, 80, 80], [100.0] * 7, flaws=flaws, cycles=8)
     assert sorted(chain.invalid_cycles()) == [1, 2, 3, 4, 5, 6]
-    assert over(SimpleNamespace(screen=False), [chain]) is None
+    assert over(SimpleNamespace(screen=False), [chain], []) is None
     defect = chain.defect()
     assert defect is not None
     assert defect.code is VerdictCode.CUT

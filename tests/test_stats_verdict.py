@@ -124,6 +124,8 @@ def test_too_few_valid_cycles() -> None:
     chain = replace(CLEAN, flaws=flaws)
     assert stats.judge(chain).verdict == "faster"
     assert codes(stats.judge_session([chain] * 24)[0])[0] is VerdictCode.TOO_FEW_FOR_CLAIMS
+    short = stats.judge(Chain([100, 101, 100, 101], [110, 111, 110]))
+    assert (short.verdict, short.valid_cycles, short.cycles) == ("invalid", 3, 3)
 
 
 def test_a_failed_run_has_no_value() -> None:

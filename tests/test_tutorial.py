@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from dgxlab.source import PinCache
-from tests.conftest import PIN, PROJECT, Bench
+from tests.conftest import PROJECT, Bench
+from tests.journals import PIN
 
 UPSTREAM = "https://github.com/ggml-org/llama.cpp"
 BLOCK = re.compile(r'(?ms)^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$')

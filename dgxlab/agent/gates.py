@@ -11,7 +11,7 @@ from typing import Any
 
 from dgxlab.agent.child import Exit
 from dgxlab.agent.files import full_disk, scratch_folder
-from dgxlab.agent.measure import Completed, Workbench, raw_file
+from dgxlab.agent.measure import Launched, Workbench, raw_file
 from dgxlab.model import ARM, Check, CheckCommand, GateStep, ParityGate, about, case_digest
 from dgxlab.model.events import File, GateEvent
 from dgxlab.model.reasons import Code, Reason, reason
@@ -77,7 +77,7 @@ def run_gate(bench: Workbench, step: GateStep, baseline: GateEvent | None = None
 def _parity(bench: Workbench, step: GateStep, gate: ParityGate, baseline: GateEvent | None) -> _Judged:
     argv = bench.fill(step.commands[0].argv, step.arm)
 
-    def launch(name: str) -> tuple[Completed, GateReading]:
+    def launch(name: str) -> tuple[Launched, GateReading]:
         look = _counting(bench, step, bench.printed(name))
         launched = bench.launch(name, argv, step.env, step.limit_s, look=look)
         return launched, parity.read_gate(launched.text(), gate.backend)
@@ -128,7 +128,7 @@ def _counting(bench: Workbench, step: GateStep, printed: Path) -> Callable[[int]
 
 
 def _reasons(
-    gate: ParityGate, limit_s: float, launched: Completed, reading: GateReading, *, forgiving: bool = False
+    gate: ParityGate, limit_s: float, launched: Launched, reading: GateReading, *, forgiving: bool = False
 ) -> Reasons:
     """Return why a gate does not pass; if `forgiving`, as if the cases that failed had passed."""
     repeats = launched.ended.rc == 1 and reading.failed  # the status only says that cases failed

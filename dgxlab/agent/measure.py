@@ -43,7 +43,7 @@ _OF_MAKE = re.compile(r"g?make(\[\d+\])?: ((\*\*\* )?\[.*\] Error|\*\*\* (Waitin
 
 
 @dataclass(frozen=True)
-class Completed:
+class Launched:
     """A program that has ended, with the files of its output."""
 
     ended: child.Exit
@@ -160,7 +160,7 @@ class Workbench:
 
     def launch(
         self, name: str, argv: Sequence[str], env: Mapping[str, str], limit_s: float, **options: Any
-    ) -> Completed:
+    ) -> Launched:
         """Run one program for at most `limit_s` seconds, with its output in raw files called `name`.
 
         `env` has the variables that the plan adds, `options` are further arguments of `child.run`.
@@ -173,7 +173,7 @@ class Workbench:
             time.sleep(_TOLD_S)  # Slurm may end the job: it tells each process, and this one perhaps later
         if ended.left:
             self.note(left_running(name, ended.left))
-        return Completed(ended, stdout, stderr)
+        return Launched(ended, stdout, stderr)
 
     def printed(self, name: str) -> Path:
         """Return the raw file of what the launch `name` prints on stdout."""
@@ -264,7 +264,7 @@ def threads(parsed: Parsed) -> int:
 
 
 def run_status(
-    step: RunStep, launched: Completed, parsed: Parsed, absent: Sequence[str] = ()
+    step: RunStep, launched: Launched, parsed: Parsed, absent: Sequence[str] = ()
 ) -> tuple[Literal["valid", "discarded", "failed"], tuple[Reason, ...]]:
     """Return a run's status, and why it or some of its cells do not count; stderr must not have a text of `absent`."""
     program = Path(program_of(step.argv)).name

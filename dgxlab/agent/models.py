@@ -17,7 +17,7 @@ from dgxlab.errors import RemoteError, SpecError, command
 from dgxlab.model import ModelStep, SyntheticModel, files_of, quantisation
 
 if TYPE_CHECKING:  # `identify` answers a probe, which needs no parsers
-    from dgxlab.agent.measure import Completed
+    from dgxlab.agent.measure import Launched
     from dgxlab.gguf_header import Header
     from dgxlab.model.events import ModelEvent
     from dgxlab.model.parts import Contents
@@ -129,7 +129,7 @@ def make(
     root: Root,
     step: ModelStep,
     model_id: str,
-    launch: Callable[[str, Sequence[str]], Completed],
+    launch: Callable[[str, Sequence[str]], Launched],
     *,
     source: ModelEvent | None = None,
     files: Mapping[str, str] | None = None,
@@ -179,7 +179,7 @@ def make(
 
 def _quantise(
     step: ModelStep,
-    launch: Callable[[str, Sequence[str]], Completed],
+    launch: Callable[[str, Sequence[str]], Launched],
     source: ModelEvent | None,
     written: Path,
     part: Path,
@@ -217,7 +217,7 @@ def _sent(root: Root, model_id: str) -> Path:
     return root.models / f"{model_id}-f16.gguf"
 
 
-def _write(root: Root, step: ModelStep, out: Path, launch: Callable[[str, Sequence[str]], Completed]) -> None:
+def _write(root: Root, step: ModelStep, out: Path, launch: Callable[[str, Sequence[str]], Launched]) -> None:
     """Write the f16 file; the vocabulary of the recipe's pin is beside it meanwhile."""
     from dgxlab.agent.objects import Objects  # imported late: a probe, which imports this module, should be quick
     from dgxlab.synth import vocabulary_path
@@ -232,7 +232,7 @@ def _write(root: Root, step: ModelStep, out: Path, launch: Callable[[str, Sequen
 
 
 def _launch(
-    launch: Callable[[str, Sequence[str]], Completed], name: str, argv: Sequence[str], paths: Mapping[str, Path]
+    launch: Callable[[str, Sequence[str]], Launched], name: str, argv: Sequence[str], paths: Mapping[str, Path]
 ) -> None:
     launched = launch(name, [str(paths.get(arg, arg)) for arg in argv])
     if not launched.ended.ok:

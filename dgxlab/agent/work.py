@@ -23,7 +23,7 @@ from dgxlab.agent.facts import gather
 from dgxlab.agent.files import clean_command, full_disk, remote_error
 from dgxlab.agent.gates import run_gate
 from dgxlab.agent.job import BY_USER, CANCELLED, Job
-from dgxlab.agent.measure import Completed, Workbench
+from dgxlab.agent.measure import Launched, Workbench
 from dgxlab.errors import AGAIN, DgxlabError, GateFailed, JobLost, RemoteError, UsageError
 from dgxlab.model import (
     PROTOCOL,
@@ -129,7 +129,7 @@ class Worker:
             source = bench.models[step.arm, step.of] if step.of else None
             files = models.files(bench.root, step)
 
-            def launch(name: str, argv: Sequence[str]) -> Completed:
+            def launch(name: str, argv: Sequence[str]) -> Launched:
                 argv = bench.fill(argv, step.arm)
                 return bench.launch(name, argv, {}, step.limit_s, file_limit=RLIM_INFINITY)
 

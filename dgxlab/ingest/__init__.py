@@ -177,7 +177,8 @@ class _Fold:
             return
         reasons = judge_check(gate, event.readings)
         if bool(reasons) != (event.status == "failed"):
-            raise ValueError(f"it {event.status}, and its readings say: {'; '.join(map(str, reasons)) or 'passed'}")
+            says = "; ".join(map(str, reasons)) or "passed"
+            raise ValueError(f"its status is {event.status}, and its readings say: {says}")
         row |= {"check_id": self._key(event), "step": event.id, "kind": gate.name}
         self.store.put("checks", row | _texts(event, "gate", "inputs", "commands", "readings"))
 

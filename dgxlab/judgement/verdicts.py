@@ -243,8 +243,7 @@ def _verdict(case: _Case, screens: int) -> Verdict | None:
     if case.faults:
         done = whole_cycles(case.chain)
         flaws = {cycle: flaw for cycle, flaw in case.chain.invalid_cycles().items() if cycle <= done}
-        verdict = stats.invalid(done, *case.faults, flaws=flaws)
-        return replace(verdict, screen=case.step.screen, valid_cycles=done - len(flaws))
+        return replace(stats.invalid(done, *case.faults, flaws=flaws), screen=case.step.screen)
     if not case.step.screen:
         return None
     noise = case.noise

@@ -14,7 +14,7 @@ from dgxlab.lab.outlook import least_s
 from dgxlab.model import BuildStep, Plan
 from dgxlab.plan import new_job_id
 from dgxlab.store import Store
-from dgxlab.transport.host import Host, Node, Probe
+from dgxlab.transport.host import ClusterNode, Host, Probe
 from dgxlab.units import duration
 
 RESTARTS = 5
@@ -25,7 +25,7 @@ _GPU_ALONE = {"gres": "", "constraint": "", "nodelist": "", "exclusive": False, 
 """Options of jobs that measure and not of those that only build."""
 
 
-def same_gpus(host: Host, node: Node) -> bool:
+def same_gpus(host: Host, node: ClusterNode) -> bool:
     """Return whether the next job on a node has the GPUs of the last one: a part of a node may be other GPUs each time.
 
     Only then may its results be completed, and its noise floors decide.

@@ -231,7 +231,7 @@ class GateEvent(Event):
         A parity gate must also have counts and stdout.
         """
         if bool(self.reasons) != (self.status == "failed"):
-            raise ValueError(f"it {self.status}, with {len(self.reasons)} reasons against that")
+            raise ValueError(f"its status is {self.status}, with {len(self.reasons)} reasons")
         if isinstance(self.gate, ParityGate):
             _has_stdout(self.raw)
             decoder(Cases)(self.readings.get(ARM))

@@ -1,4 +1,4 @@
-"""Pictures, PNG for documents and SVG for pages: the only module that draws, with matplotlib.
+"""Pictures, PNG for documents and SVG for pages: the only package that draws, with matplotlib.
 
 `figures` takes a report: throughput against the number of sequences or n, and profiles. `chains.figure` takes a session
 of two arms: the value of every run over time, with temperature and clock beneath. The same record gives the same bytes.
@@ -203,7 +203,7 @@ WIDE = 8.0  # the y axis is logarithmic if the largest value exceeds the smalles
 HEIGHT = 3.4  # height of a panel with its title and labels, in inches
 
 
-class Mark(NamedTuple):
+class Dot(NamedTuple):
     """One point of a line, with the half length of its error bar, 0 for none."""
 
     x: float
@@ -217,7 +217,7 @@ class Chart:
 
     form: str  # a key of AXES
     title: str
-    curves: Mapping[str, Mapping[str, Sequence[Mark]]]  # by line name ("" for a single line), then by metric; by x
+    curves: Mapping[str, Mapping[str, Sequence[Dot]]]  # by line name ("" for a single line), then by metric; by x
     shared: tuple[str, ...]  # settings common to all lines
     origins: tuple[Provenance, ...]
 
@@ -257,14 +257,14 @@ def charts(report: Report) -> list[Chart]:
 
 
 def _charts(form: str, title: str, tables: Sequence[Table]) -> Iterator[Chart]:
-    marks = [each for table in tables for each in _marks(AXES[form], table)]
+    marks = [each for table in tables for each in _dots(AXES[form], table)]
     if len({mark.x for _, _, mark in marks}) < 2:
         return
     identities = [identity for identity, _, _ in marks]
     names = dict.fromkeys(name for identity in identities for name in identity)
     varying = {name for name in names if len({identity.get(name) for identity in identities}) > 1}
     shared = tuple(f"{name} {identities[0][name]}" for name in names if name not in varying)
-    curves: dict[str, dict[str, list[Mark]]] = {}
+    curves: dict[str, dict[str, list[Dot]]] = {}
     for identity, metric, mark in marks:
         own = " ".join(v if k == "experiment" else f"{k} {v}" for k, v in identity.items() if k in varying)
         bisect.insort(curves.setdefault(own, {}).setdefault(metric, []), mark)
@@ -277,7 +277,7 @@ def _arms(table: Table) -> dict[str, Provenance]:
     return {"baseline": table.provenance, **({"candidate": table.candidate} if table.candidate else {})}
 
 
-def _marks(axis: _Axis, table: Table) -> Iterator[tuple[dict[str, str], str, Mark]]:
+def _dots(axis: _Axis, table: Table) -> Iterator[tuple[dict[str, str], str, Dot]]:
     arms = _arms(table) if table.kind == "session" else {}
     # columns before the first number, without x
     first = itertools.takewhile(lambda column: column.key not in ("label", "baseline", "candidate"), table.columns)
@@ -292,7 +292,7 @@ def _marks(axis: _Axis, table: Table) -> Iterator[tuple[dict[str, str], str, Mar
             if isinstance(value, Number):
                 experiment = f"{name} {arms[name].experiment}" if arms else table.provenance.experiment
                 spread = value.spread if value.mean is None else None
-                yield {"experiment": experiment, **identity}, value.metric, Mark(float(x), value.middle, spread or 0.0)
+                yield {"experiment": experiment, **identity}, value.metric, Dot(float(x), value.middle, spread or 0.0)
 
 
 def figure(chart: Chart) -> Figure:

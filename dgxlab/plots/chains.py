@@ -61,7 +61,7 @@ class _Record:
     prefix: str
 
 
-class Point(NamedTuple):
+class RunPoint(NamedTuple):
     """One run of a chain, for one comparison; `counts` is true for the runs in an arm's mean, and for the burn-in."""
 
     role: str
@@ -138,7 +138,7 @@ def _chain(figure: Figure, rows: Any, step: ChainStep, runs: Sequence[Row], reco
     axes[0].set_xlim(0, seconds / scale)
 
 
-def _points(runs: Sequence[Row], times: Mapping[str, float], comparison: Comparison, record: _Record) -> list[Point]:
+def _points(runs: Sequence[Row], times: Mapping[str, float], comparison: Comparison, record: _Record) -> list[RunPoint]:
     judged = record.verdicts.get((runs[0]["chain"], comparison))
     counted = {(role, n) for role in (BASELINE, CANDIDATE) if judged for n in judgement.counted(judged.verdict, role)}
     last = {(run["role"], run["cycle"]): run["run_id"] for run in runs}  # the last try of each repeated run
@@ -148,7 +148,7 @@ def _points(runs: Sequence[Row], times: Mapping[str, float], comparison: Compari
         cell = comparison.candidate if role == CANDIDATE else comparison.baseline
         counts = role == BURN_IN or ((role, run["cycle"]) in counted and last[role, run["cycle"]] == run_id)
         points.append(
-            Point(role, run["cycle"], times[run_id], record.values.get((run_id, cell, comparison.metric)), counts)
+            RunPoint(role, run["cycle"], times[run_id], record.values.get((run_id, cell, comparison.metric)), counts)
         )
     return points
 
@@ -170,7 +170,7 @@ def _verdict(axes: Axes, cell: str, metric: str, judged: Judged | None, prefix: 
     axes.set_title(textwrap.shorten(words, room, placeholder=" ..."), loc="right", size=8.5)
 
 
-def _values(axes: Axes, metric: str, points: Sequence[Point], judged: Judged | None) -> None:
+def _values(axes: Axes, metric: str, points: Sequence[RunPoint], judged: Judged | None) -> None:
     style = units.style(units.metric(metric), [point.value for point in points])
     placed = [(point, point.at, point.value / style.factor) for point in points if point.value is not None]
 

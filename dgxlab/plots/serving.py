@@ -19,7 +19,7 @@ THROUGHPUT = {"B": "speed_tg", "requests/s": "speed_out"}
 """The metric of the y axis, by what is next to each point."""
 
 
-class Point(NamedTuple):
+class LoadPoint(NamedTuple):
     """A row of a table: latency, throughput, and the number of streams, or the rate of requests."""
 
     x: float
@@ -61,14 +61,14 @@ def _load(tables: Sequence[Table]) -> str:
     return next((name for name in THROUGHPUT if any(name in row for table in tables for row in table.rows)), "B")
 
 
-def curves(tables: Sequence[Table], metric: str) -> Iterator[tuple[str, list[Point]]]:
+def curves(tables: Sequence[Table], metric: str) -> Iterator[tuple[str, list[LoadPoint]]]:
     """Yield the points of each arm in each table, by its name; one that shares rows with others has numbered keys."""
     load = _load(tables)
     for table in tables:
         arms = {f".{number}": origin.label for number, origin in enumerate(table.origins)}
         for suffix, name in (arms or {"": table.provenance.experiment}).items():
             points = [
-                Point(x.middle, y.middle, f"{row[load]}")
+                LoadPoint(x.middle, y.middle, f"{row[load]}")
                 for row in table.rows
                 if load in row
                 and isinstance(x := row.get(f"{metric}{suffix}"), Number)

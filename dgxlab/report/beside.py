@@ -16,7 +16,7 @@ from dgxlab.errors import UsageError
 from dgxlab.model import Param
 from dgxlab.published import Figure, GateResult, peaks_of
 from dgxlab.report.ask import op_params
-from dgxlab.report.records import Beside, Column, Document, Remark, Row, Table, Value, grouped, some
+from dgxlab.report.records import Beside, Column, FigureSource, Remark, Row, Table, Value, grouped, some
 
 _Entry = TypeVar("_Entry", Figure, GateResult)
 
@@ -65,7 +65,7 @@ def label(entry: Figure | GateResult) -> str:
     return f"published, {peaks.gpu if peaks else entry.host} ({_document(entry)})"
 
 
-def sources(entries: Iterable[Figure | GateResult]) -> tuple[Document, ...]:
+def sources(entries: Iterable[Figure | GateResult]) -> tuple[FigureSource, ...]:
     """Return the sources of figures or gates, one for each document, machine and engine."""
 
     def origin(entry: Figure | GateResult) -> tuple[str, str, str]:
@@ -76,7 +76,7 @@ def sources(entries: Iterable[Figure | GateResult]) -> tuple[Document, ...]:
     for source, group in groups.items():
         file = "published_gates.csv" if isinstance(group[0], GateResult) else "published.csv"
         tools = tuple(dict.fromkeys(entry.tool for entry in group))
-        results.append(Document(*source, tools, file, tuple(entry.line for entry in group)))
+        results.append(FigureSource(*source, tools, file, tuple(entry.line for entry in group)))
     return tuple(results)
 
 
@@ -162,7 +162,7 @@ _UNNAMED = {"source_doc", "host"}
 
 
 @dataclass(frozen=True)
-class Series:
+class FigureSeries:
     """Published figures that share a row or column: of one document, engine, model and variant, at most one a cell."""
 
     label: str  # says that it is published, and what distinguishes it
@@ -172,7 +172,7 @@ class Series:
     figures: Mapping[_CellMetric, Figure]  # by cell and metric
 
 
-def matching_series(form: str, patterns: Sequence[str]) -> list[Series]:
+def matching_series(form: str, patterns: Sequence[str]) -> list[FigureSeries]:
     """Return the published figures that a form can show and that match any of the patterns, grouped into series.
 
     Raises UsageError if a pattern matches no figure.
@@ -197,7 +197,7 @@ def matching_series(form: str, patterns: Sequence[str]) -> list[Series]:
         # an engine's version is beneath the table, and in a name only if needed to distinguish two series
         full = _name(words, figures, varying - {"pin"})
         full = full if short_names.count(full) == 1 else _name(words, figures, varying)
-        results.append(Series(full, next(letters) if len(full) > LONG else full, shared, words.variant, figures))
+        results.append(FigureSeries(full, next(letters) if len(full) > LONG else full, shared, words.variant, figures))
     return results
 
 
@@ -228,10 +228,10 @@ def _name(words: _SeriesKey, figures: Mapping[_CellMetric, Figure], varying: Set
     return ": ".join(filter(None, (label(next(iter(figures.values()))), " ".join(own))))
 
 
-_Placed = list[tuple[Series, str, Figure]]  # each figure in a table with its series and its position in words
+_Placed = list[tuple[FigureSeries, str, Figure]]  # each figure in a table with its series and its position in words
 
 
-def rows_beside(every: Sequence[Series], table: Table, column_of: Callable[[Row], str | None]) -> Table:
+def rows_beside(every: Sequence[FigureSeries], table: Table, column_of: Callable[[Row], str | None]) -> Table:
     """Return a table with a row added for each series that has figures for its columns.
 
     `column_of` returns the key of the column that a figure belongs to, given the figure's cell; None if there is none.
@@ -255,7 +255,7 @@ def rows_beside(every: Sequence[Series], table: Table, column_of: Callable[[Row]
     return replace(table, rows=(*table.rows, *rows), beside=_notes(every, placed, left, "columns"))
 
 
-def columns_beside(every: Sequence[Series], table: Table, op_name: object = None) -> Table:
+def columns_beside(every: Sequence[FigureSeries], table: Table, op_name: object = None) -> Table:
     """Return a table with columns added for each series, and rows for their cells that were not measured.
 
     A table of operations gets only figures of `op_name`; a note counts the others. For any other table it is None.
@@ -301,7 +301,7 @@ def _row(rows: list[dict[str, Value]], lead: Row) -> dict[str, Value]:
     return own
 
 
-def _notes(every: Sequence[Series], placed: _Placed, left: Sequence[Figure], where: str) -> Beside:
+def _notes(every: Sequence[FigureSeries], placed: _Placed, left: Sequence[Figure], where: str) -> Beside:
     sentences = []
     if left:
         names = list(dict.fromkeys(f"{figure.test} {figure.metric}" for figure in left))

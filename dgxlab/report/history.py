@@ -53,7 +53,7 @@ RUNS = f"""SELECT m.job_id, m.arm, m.build_id, m.host, m.tool, m.cell, m.label, 
 
 
 @dataclass(frozen=True)
-class Change:
+class SpeedChange:
     """A session from which on a history has another level."""
 
     at: int  # its place among the sessions
@@ -175,7 +175,7 @@ def _facts(run: Mapping[str, Any]) -> Row:
     }
 
 
-def _notes(rows: Sequence[Row], changes: Sequence[Change]) -> Iterator[str]:
+def _notes(rows: Sequence[Row], changes: Sequence[SpeedChange]) -> Iterator[str]:
     if len(rows) < LEAST:
         yield f"{len(rows)} of {LEAST} sessions: fewer than {LEAST} cannot tell a change from chance"
         return
@@ -191,7 +191,7 @@ def _notes(rows: Sequence[Row], changes: Sequence[Change]) -> Iterator[str]:
         yield f"no change of level that one in {round(1 / ALPHA)} random orders would not show as well"
 
 
-def change_points(values: Sequence[float]) -> list[Change]:
+def change_points(values: Sequence[float]) -> list[SpeedChange]:
     """Return where the level of a series changes, by binary segmentation of its logarithms; values are above 0.
 
     A change counts if at most a share ALPHA of random orders of the values has one as clear. So fewer than LEAST values
@@ -209,7 +209,8 @@ def change_points(values: Sequence[float]) -> list[Change]:
     begins = [0, *(at for at, _ in changes), len(values)]
     levels = [stats.median(values[begin:end]) for begin, end in itertools.pairwise(begins)]
     return [
-        Change(at, after / before - 1, p) for (at, p), before, after in zip(changes, levels, levels[1:], strict=False)
+        SpeedChange(at, after / before - 1, p)
+        for (at, p), before, after in zip(changes, levels, levels[1:], strict=False)
     ]
 
 

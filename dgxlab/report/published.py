@@ -10,7 +10,7 @@ from importlib import resources
 from dgxlab import published
 from dgxlab.published import Figure, GateResult
 from dgxlab.report.beside import UNREMARKABLE, matching, sources
-from dgxlab.report.records import Beside, Column, Flag, Provenance, Remark, Row, Table, Value, grouped
+from dgxlab.report.records import Beside, Column, Provenance, Remark, Row, ShownFlag, Table, Value, grouped
 
 GATES = {"tests_passed": "parity", "greedy_md5": "greedy"}
 
@@ -111,7 +111,7 @@ def _table(
         tuple(rows),
         Provenance("published", host=host),
         settings,
-        flags=tuple(Flag((label,), True, figure.excess) for label, figure in figures if figure.excess),
+        flags=tuple(ShownFlag((label,), True, figure.excess) for label, figure in figures if figure.excess),
         beside=Beside(sources(every), remarks=remarks),
         kind="published",
     )

@@ -80,7 +80,7 @@ class Provenance:
 
 
 @dataclass(frozen=True)
-class Flag:
+class ShownFlag:
     """A warning about the runs of the rows `labels`, () for every row; verdicts do not use runs with a hard flag."""
 
     labels: tuple[str, ...]
@@ -89,7 +89,7 @@ class Flag:
 
 
 @dataclass(frozen=True)
-class Document:
+class FigureSource:
     """One document, machine and engine that published figures come from, with their lines in the CSV file."""
 
     doc: str
@@ -112,7 +112,7 @@ class Remark:
 class Beside:
     """The notes beneath a table that has published figures beside measured numbers."""
 
-    sources: tuple[Document, ...]
+    sources: tuple[FigureSource, ...]
     shared: tuple[str, ...] = ()  # common to all of them: engine, version, model
     excess: tuple[Remark, ...] = ()  # impossible ones, and why
     remarks: tuple[Remark, ...] = ()
@@ -166,7 +166,7 @@ class Table:
     provenance: Provenance  # of every row; of the baseline or the first arm where there are several
     settings: Mapping[str, Value] = field(default_factory=dict)  # settings common to all rows, without a column
     conditions: Conditions = field(default_factory=dict)
-    flags: tuple[Flag, ...] = ()  # the hard ones first
+    flags: tuple[ShownFlag, ...] = ()  # the hard ones first
     beside: Beside | None = None
     kind: str = field(default="", metadata=LATER)  # "arms", "session" of two, "published", "imported"; "": one arm
     notes: tuple[str, ...] = field(default=(), metadata=LATER)

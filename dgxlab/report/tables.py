@@ -23,7 +23,7 @@ from dgxlab.model import (
 from dgxlab.model.events import COPY
 from dgxlab.report.ask import AskedGate, CellAsk, label, op_params
 from dgxlab.report.evidence import Evidence, Measured, range_of
-from dgxlab.report.records import Column, Flag, Number, Provenance, Row, Table, Value, columns, grouped, labels_of
+from dgxlab.report.records import Column, Number, Provenance, Row, ShownFlag, Table, Value, columns, grouped, labels_of
 from dgxlab.tools import BENCHES, BY_FORM
 from dgxlab.tools.llama_bench import name_of_test
 
@@ -330,7 +330,7 @@ def ceiling_share(evidence: Evidence, cell: Measured) -> str | None:
     return f"{100 * cell.quantities['avg_ts'].middle * per_token / bandwidth:.1f}"
 
 
-def flags(evidence: Evidence, cells: Sequence[Measured]) -> tuple[Flag, ...]:
+def flags(evidence: Evidence, cells: Sequence[Measured]) -> tuple[ShownFlag, ...]:
     """Return the flags of the runs of these cells, the hard ones first, and a flag on unsteady cells."""
     groups = grouped(
         ((bool(flag["hard"]), flag["reason"]), label(cell.ask.cell)) for cell in cells for flag in cell.flags
@@ -343,7 +343,7 @@ def flags(evidence: Evidence, cells: Sequence[Measured]) -> tuple[Flag, ...]:
         limit = f"{100 * UNSTEADY:g} % of the median, {100 * most:.0f} % at most"
         wild = [label(cell.ask.cell) for cell, noise in zip(cells, noises, strict=True) if noise > UNSTEADY]
         groups[False, f"the MAD is above {limit}; {again} measures it again"] = wild
-    return tuple(Flag(labels_of(labels, len(cells)), hard, reason) for (hard, reason), labels in groups.items())
+    return tuple(ShownFlag(labels_of(labels, len(cells)), hard, reason) for (hard, reason), labels in groups.items())
 
 
 def sort_key(form: Form, ask: CellAsk) -> list[tuple[int, float, str]]:

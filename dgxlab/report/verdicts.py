@@ -29,11 +29,11 @@ from dgxlab.report.evidence import (
 from dgxlab.report.records import (
     Column,
     Discard,
-    Flag,
     Number,
     Origin,
     Row,
     SessionReport,
+    ShownFlag,
     Table,
     Value,
     VerdictReasons,
@@ -361,13 +361,13 @@ def _protocol(
     return {**words, "noise floors of": ", ".join(floors)} if floors else words
 
 
-def _flags(session: ChainSession, runs: Sequence[RecordRow], *, several: bool) -> tuple[Flag, ...]:
+def _flags(session: ChainSession, runs: Sequence[RecordRow], *, several: bool) -> tuple[ShownFlag, ...]:
     named = {run["run_id"]: f"{run['chain']} " * several + f"{run['role']} {run['cycle']}" for run in runs}
     flags = by_run(session.store, FLAGS, named).values()
     results = []
     for of_kind, reason in by_kind(flag for of_run in flags for flag in of_run):
         labels = list(dict.fromkeys(named[flag["run_id"]] for flag in of_kind))
-        results.append(Flag(labels_of(labels, len(named)), bool(of_kind[0]["hard"]), reason))
+        results.append(ShownFlag(labels_of(labels, len(named)), bool(of_kind[0]["hard"]), reason))
     return tuple(sorted(results, key=lambda flag: not flag.hard))
 
 

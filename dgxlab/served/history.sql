@@ -7,6 +7,7 @@ FROM measurements AS m JOIN arms USING (job_id, arm, build_id, device_id) JOIN d
 LEFT JOIN inputs USING (job_id, model_id)
 WHERE cell IN (SELECT cell FROM cells WHERE instr(label, :cell)) AND status = 'valid' AND coalesce(role, '') <> 'burn-in'
       AND (:experiment = '' OR arm = :experiment) AND (:host = '' OR m.host = :host)
+      AND run_id NOT IN (SELECT run_id FROM flags WHERE hard)
       AND job_id NOT IN (SELECT job_id FROM rejections)
       AND job_id NOT IN (SELECT job_id FROM jobs WHERE kind <> 'run' AND state IN ('intended', 'running'))
 ORDER BY m.label, metric, m.host, at

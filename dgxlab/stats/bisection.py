@@ -27,7 +27,7 @@ class Bisection:
     confidence: float = 0.95
     weights: list[float] = field(init=False)  # of the steps 1, 2 ...; they add up to 1
     untestable: set[int] = field(default_factory=set)
-    """Steps that cannot be tested, for the caller to fill: they are told apart from no step after them."""
+    """Steps that cannot be tested, for the caller to fill; each is reported together with the next step."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or not 0.5 < self.confidence < 1:

@@ -57,7 +57,7 @@ class VerdictCode(Enum):
 
     # of a screen
     NO_NOISE_FLOOR = "a screen needs the noise floor of this host, from an A/A session"
-    UNKNOWN_NOISE = "{cycles} cycles tell no noise floor"
+    UNKNOWN_NOISE = "{cycles} cycles are too few for a noise floor"
     NOT_ONE_BRACKET = "a screen is one bracket, not {cycles} cycles"
     BRACKET = "the bracket does not count: {flaw}"
     BEATS_BOTH = (

@@ -20,7 +20,7 @@ from dgxlab.stats.verdict import Verdict
 
 FDR = 0.05
 FIRST_WEALTH = 0.01  # the sum of all levels before the first promotion
-SCREEN_ALPHA = 0.05  # most winners of the wanted effect that a screen drops
+SCREEN_ALPHA = 0.05  # largest share of winners, with the wanted effect, that a screen may drop
 
 
 class Ended(Enum):

@@ -56,8 +56,9 @@ class Verdict:
 
 
 def invalid(cycles: int, *reasons: str, flaws: Mapping[int, str] | None = None) -> Verdict:
-    """Return an invalid verdict on a chain of `cycles` cycles; `flaws` has the cycles that do not count, if known."""
-    return Verdict("invalid", cycles, reasons, valid_cycles=cycles - len(flaws) if flaws else 0, flaws=flaws or {})
+    """Return an invalid verdict on a chain of `cycles` cycles; `flaws` has those that do not count, None if unknown."""
+    valid_cycles = 0 if flaws is None else cycles - len(flaws)
+    return Verdict("invalid", cycles, reasons, valid_cycles=valid_cycles, flaws=flaws or {})
 
 
 def judge(chain: Chain) -> Verdict:

@@ -85,7 +85,7 @@ class RawSize:
 
 
 @dataclass(frozen=True)
-class Node:
+class ClusterNode:
     """A node of a cluster that takes jobs; `facts` are of the last job on it, None before the first."""
 
     name: str
@@ -108,7 +108,7 @@ class Probe:
     """Ids of requested synthetic models that it neither has nor can make."""
     absent: tuple[tuple[str, str], ...] = ()
     """(Key of hosts.yaml, path or program) of each that the host does not have."""
-    nodes: tuple[Node, ...] = ()
+    nodes: tuple[ClusterNode, ...] = ()
     """Nodes of a cluster, those that are idle first."""
 
 
@@ -266,7 +266,7 @@ class Host:
                 raise ValueError(words)
         except (ValueError, RecursionError) as error:
             raise RemoteError(
-                f"host {self.name} answered {verb} with something else than dgxlab's agent does: "
+                f"host {self.name} answered {verb} otherwise than dgxlab's agent does: "
                 f"{reply[:200].decode(errors='replace')!r}",
                 details=f"{type(error).__name__}: {error}"[:1000],
             ) from error
@@ -319,7 +319,7 @@ class Host:
                 details=stderr[-2000:],  # whether it is not there, or may not be run
             )
         if rc == NO_AGENT:
-            why = f"host {self.name} has no whole agent though it was just sent"
+            why = f"host {self.name} has an incomplete agent right after it was sent"
             return RemoteError(why, next=self.entry.typed("df -h"))
         try:
             if rc == OPEN_ROOT:
@@ -366,7 +366,9 @@ def whole(pieces: Iterable[bytes], host: str, verb: str) -> bytes:
     for piece in pieces:
         reply += piece
         if len(reply) > MOST_BYTES:
-            raise RemoteError(f"host {host} answered {verb} with more than {MOST_BYTES >> 20} MiB, and was left")
+            raise RemoteError(
+                f"host {host} answered {verb} with more than {MOST_BYTES >> 20} MiB; dgxlab reads no further"
+            )
     return bytes(reply)
 
 
@@ -380,4 +382,4 @@ def whole_lines(pieces: Iterable[bytes], host: str, verb: str) -> Iterator[bytes
             rest = rest[cut:]
         if len(rest) > MOST_BYTES:
             size = f"{MOST_BYTES >> 20} MiB"
-            raise RemoteError(f"host {host} answered {verb} with more than {size} in one line, and was left")
+            raise RemoteError(f"host {host} answered {verb} with more than {size} in one line; dgxlab reads no further")

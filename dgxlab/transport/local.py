@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from dgxlab.errors import AGAIN, HostError
@@ -42,10 +43,12 @@ class LocalTransport:
                     if chunk := os.read(child.stdout.fileno(), 1 << 16):
                         yield chunk
             finally:
-                if chunk:  # the reader left early
-                    child.terminate()
                 child.stdout.close()
-                rc = child.wait()
+                if chunk:  # the reader left early
+                    child.kill()
+                    with suppress(subprocess.TimeoutExpired):  # a dead disk keeps it
+                        child.wait(5)
+            rc = child.wait()
             errors.seek(0)
             if rc != 0:
                 raise CommandFailed(rc, errors.read().decode(errors="replace"))

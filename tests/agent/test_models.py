@@ -14,7 +14,7 @@ import pytest
 from dgxlab import synth
 from dgxlab.agent import child, models
 from dgxlab.agent.environment import Root
-from dgxlab.agent.measure import Completed
+from dgxlab.agent.measure import Launched
 from dgxlab.errors import RemoteError, SpecError
 from dgxlab.model import DerivedModel, FileModel, ModelStep, SyntheticModel, model_id
 from dgxlab.model.events import ModelEvent
@@ -33,7 +33,7 @@ def f16() -> bytes:
 
 F16 = f16()
 DIGEST = hashlib.sha256(F16).hexdigest()
-Launcher = Callable[[str, Sequence[str]], Completed]
+Launcher = Callable[[str, Sequence[str]], Launched]
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def sent(root: Root) -> None:
 @pytest.fixture
 def launch(tmp_path: Path) -> Launcher:
     out, err, env = tmp_path / "out", tmp_path / "err", {"PATH": os.environ["PATH"]}
-    return lambda name, argv: Completed(child.run(argv, env=env, stdout=out, stderr=err, limit_s=10), out, err)
+    return lambda name, argv: Launched(child.run(argv, env=env, stdout=out, stderr=err, limit_s=10), out, err)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_two_jobs_and_one_model(root: Root, make: Callable[..., ModelEvent], lau
     """One finishes it while the other has just begun: neither has to write it."""
     others: list[ModelEvent] = []
 
-    def slowly(name: str, argv: Sequence[str]) -> Completed:
+    def slowly(name: str, argv: Sequence[str]) -> Launched:
         written, shelf = Path(argv[1]), root.path / "shelf"
         shutil.move(written, shelf)  # the other job of this one process would take its name
         others.append(make())

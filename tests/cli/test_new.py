@@ -11,7 +11,7 @@ from dgxlab.spec import load
 from tests import machines, toy
 from tests.cli.conftest import Project, Ran
 from tests.cli.test_help import LEAVES
-from tests.conftest import PIN
+from tests.journals import PIN
 
 Run = Callable[..., Ran]
 

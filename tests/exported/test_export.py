@@ -153,7 +153,7 @@ def test_three_encodings_of_the_same_rows(store: Store, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "tools", "reason"),
     [
-        ("rows.xls", ["llama-bench"], "says no format"),
+        ("rows.xls", ["llama-bench"], "the suffix of rows.xls is unknown"),
         ("results.sqlite", ["llama-bench"], "is there already"),
         ("rows.csv", ["llama-bench", "test-backend-ops"], "--tool"),
         ("no/rows.csv", ["llama-bench"], "cannot be written"),
@@ -194,14 +194,15 @@ def test_a_server_as_llama_benchy_has_the_same_figures_when_it_is_imported(store
         assert statistics.median(values["e2e_ttft"]) == pytest.approx(ttft["ms"])
 
 
-def test_only_one_model_of_a_server_makes_a_report(store: Store, tmp_path: Path) -> None:
+def test_only_one_server_makes_a_report(store: Store, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="json is llama-benchy's format"):
         write(tmp_path / "none.json", [collect(store, "llama-bench")])
     record(store, "plain", 2000)
     served = collect(store, "llama-server")
-    other = replace(served, rows=(*served.rows, {**served.rows[0], "model": "other.gguf"}))
-    with pytest.raises(UsageError, match="json is llama-benchy's format"):
-        write(tmp_path / "two.json", [other])
+    for of in ("model", "arm", "device_id"):
+        other = replace(served, rows=(*served.rows, {**served.rows[0], of: "other"}))
+        with pytest.raises(UsageError, match="json is llama-benchy's format"):
+            write(tmp_path / "two.json", [other])
 
 
 def test_a_server_as_a_table(store: Store, tmp_path: Path) -> None:

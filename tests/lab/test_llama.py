@@ -18,7 +18,8 @@ from dgxlab.model import DerivedModel, Expectation, Experiment, ParityGate, Sess
 from dgxlab.source import PinCache
 from dgxlab.spec import load
 from dgxlab.tools import GreedyGate, LlamaBench, PerplexityGate
-from tests.conftest import PIN, PROJECT, Bench, Quickstart
+from tests.conftest import PROJECT, Bench, Quickstart
+from tests.journals import PIN
 from tests.lab.conftest import kinds
 
 pytestmark = pytest.mark.llama

@@ -16,7 +16,8 @@ from dgxlab.lab import loop, search
 from dgxlab.model import Experiment, ParityGate, Session, SyntheticModel
 from dgxlab.spec import load
 from dgxlab.tools import LlamaBench
-from tests.conftest import PIN, PROJECT, Bench
+from tests.conftest import PROJECT, Bench
+from tests.journals import PIN
 
 pytestmark = [pytest.mark.llama, pytest.mark.alone]
 

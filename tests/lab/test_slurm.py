@@ -30,7 +30,7 @@ from dgxlab.lab.session import Outcome, run
 from dgxlab.model import HostEntry, Session
 from dgxlab.model import Slurm as Submission
 from dgxlab.store import Store
-from dgxlab.transport.host import Host, Node
+from dgxlab.transport.host import ClusterNode, Host
 from dgxlab.transport.local import LocalTransport
 from faults.clock import Clock
 from tests import machines, toy
@@ -496,10 +496,10 @@ def test_results_of_a_part_of_a_node_are_not_completed(go: Go) -> None:
     lab = go()
     facts = lab.host.probe().facts
     with_gpus = replace(facts, details={**facts.details, "gpus": [{"uuid": "GPU-1"}]})
-    assert clusters.same_gpus(lab.host, Node("node1", "idle", facts))
-    assert not clusters.same_gpus(lab.host, Node("node1", "idle", with_gpus))
-    assert clusters.same_gpus(go("whole", exclusive=True).host, Node("node1", "idle", with_gpus))
-    assert clusters.same_gpus(go("cpu", gres="").host, Node("node1", "idle", with_gpus))
+    assert clusters.same_gpus(lab.host, ClusterNode("node1", "idle", facts))
+    assert not clusters.same_gpus(lab.host, ClusterNode("node1", "idle", with_gpus))
+    assert clusters.same_gpus(go("whole", exclusive=True).host, ClusterNode("node1", "idle", with_gpus))
+    assert clusters.same_gpus(go("cpu", gres="").host, ClusterNode("node1", "idle", with_gpus))
 
 
 def test_a_time_limit_that_the_plan_does_not_fit_is_refused(go: Go) -> None:

@@ -13,7 +13,7 @@ import pytest
 from dgxlab import audit, gguf_header, quantise, synth
 from dgxlab.agent import child, models
 from dgxlab.agent.environment import Root
-from dgxlab.agent.measure import Completed
+from dgxlab.agent.measure import Launched
 from dgxlab.errors import RemoteError, SpecError
 from dgxlab.gguf_header import BLOCKS
 from dgxlab.model import DerivedModel, FileModel, ModelStep, ParityGate, SyntheticModel, model_id
@@ -50,10 +50,10 @@ def derive(llama_bin: Path, tmp_path: Path, sources: dict[SyntheticModel, bytes]
     root = Root(tmp_path / "root")
     root.create()
 
-    def launch(name: str, argv: Sequence[str]) -> Completed:
+    def launch(name: str, argv: Sequence[str]) -> Launched:
         out, err = tmp_path / f"{name}.out", tmp_path / f"{name}.err"
         argv = [word.replace("{bin}", str(llama_bin)) for word in argv]
-        return Completed(child.run(argv, env={}, stdout=out, stderr=err, limit_s=120), out, err)
+        return Launched(child.run(argv, env={}, stdout=out, stderr=err, limit_s=120), out, err)
 
     def make(recipe: SyntheticModel, how: DerivedModel) -> ModelEvent:
         file = tmp_path / "f16.gguf"

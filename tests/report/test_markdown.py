@@ -16,7 +16,7 @@ from dgxlab.model import SeriesRef
 from dgxlab.report import Number, Page, Provenance, Report, Table, markdown, render, render_page
 from dgxlab.report.cells import layout, legend
 from dgxlab.report.markdown import escape
-from dgxlab.report.records import Column, Failure, Flag, Missing
+from dgxlab.report.records import Column, Failure, Missing, ShownFlag
 from dgxlab.units import MISSING as DASH
 
 EVIL = "a|b\n| evil | 99 |<script>alert(1)</script>\\|`x` *b* _i_ [l](javascript:1) &lt; ~~s~~ \u202e\x1b[31m\u2028# h"
@@ -83,7 +83,7 @@ def test_escape_covers_every_special_character() -> None:
 def test_no_field_of_a_report_can_forge_anything(wide: bool, tables: int, items: int) -> None:
     origin = Provenance(EVIL, (EVIL, EVIL), EVIL, (SeriesRef(EVIL, EVIL),), EVIL, EVIL, EVIL, True, (EVIL,))
     columns = (Column("a", EVIL), Column("avg_ts", "", "avg_ts"))
-    flags = (Flag((EVIL,), True, EVIL), Flag((), True, EVIL))
+    flags = (ShownFlag((EVIL,), True, EVIL), ShownFlag((), True, EVIL))
     hostile = Table(
         "ops", EVIL, columns, ({"a": EVIL, "avg_ts": speed(1.5, 0.1, 3)},), origin, {EVIL: EVIL}, flags=flags
     )
@@ -145,7 +145,7 @@ def test_what_is_the_same_in_every_row_is_beneath() -> None:
 
 
 def test_what_does_not_count_is_counted() -> None:
-    flags = (Flag((), True, "hot"), Flag((), False, "capped"), Flag((), False, "noisy"))
+    flags = (ShownFlag((), True, "hot"), ShownFlag((), False, "capped"), ShownFlag((), False, "noisy"))
     failures = (
         Failure("20261120-103000-toy-abc123", "run a", "failed", "killed", again=True),
         Failure("20261120-103000-toy-abc123", "gate b", "failed", "1 of 2", kind="gate"),

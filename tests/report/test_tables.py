@@ -7,7 +7,7 @@ import pytest
 from dgxlab.model import CellResult, Measurement, RunStep
 from dgxlab.report import Table, collect, page, query, render, render_page
 from dgxlab.report.cells import layout
-from dgxlab.report.records import Flag
+from dgxlab.report.records import ShownFlag
 from dgxlab.store import Store
 from dgxlab.tools import BackendOpsBench, BatchedBench, LlamaBench
 from dgxlab.tools.llama_bench import name_of_test
@@ -129,7 +129,7 @@ def test_a_cell_that_spreads_too_far_says_so(store: Store) -> None:
 
         return given
 
-    def flags_of(job: str, *values: float) -> tuple[Flag, ...]:
+    def flags_of(job: str, *values: float) -> tuple[ShownFlag, ...]:
         Session(store, experiment, job).build().runs(tool(*values)).end()
         report = collect(store, "h200")
         (table,) = report.tables
@@ -140,10 +140,10 @@ def test_a_cell_that_spreads_too_far_says_so(store: Store) -> None:
 
     reason = "the MAD is above 5 % of the median, {} % at most; dgxlab run h200 --host h200 --again measures it again"
     assert flags_of("20261120-103001-h200-a", 28.66, 28.66) == ()
-    assert flags_of("20261120-103002-h200-a", 28.65, 28.66) == (Flag(("pp512",), False, reason.format(5)),)
-    assert flags_of("20261120-103003-h200-a", 28.65, 2.0) == (Flag((), False, reason.format(49)),)
+    assert flags_of("20261120-103002-h200-a", 28.65, 28.66) == (ShownFlag(("pp512",), False, reason.format(5)),)
+    assert flags_of("20261120-103003-h200-a", 28.65, 2.0) == (ShownFlag((), False, reason.format(49)),)
     (compared,) = page(store, query({"form": "single-stream", "experiment": "h200"})).tables
-    assert compared.flags == (Flag(("h200",), False, reason.format(49)),)
+    assert compared.flags == (ShownFlag(("h200",), False, reason.format(49)),)
 
 
 @pytest.mark.parametrize(

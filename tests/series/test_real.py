@@ -6,7 +6,8 @@ import pytest
 
 from dgxlab import series
 from dgxlab.source import PinCache
-from tests.conftest import OCTOBER, PIN, PROJECT
+from tests.conftest import OCTOBER, PROJECT
+from tests.journals import PIN
 from tests.repos import git
 
 pytestmark = pytest.mark.llama

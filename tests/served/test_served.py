@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import html
 import re
+import shutil
 import sqlite3
 import sys
 import tomllib
@@ -19,7 +20,7 @@ from dgxlab import served
 from dgxlab.errors import SpecError, UsageError
 from dgxlab.store import Store
 from tests.conftest import PROJECT
-from tests.journals import source
+from tests.journals import THROTTLED, source
 from tests.report.worlds import session_of_two, whole
 
 STEP = {"baseline": 100.0, "burn-in": 100.0, "candidate": 110.0}
@@ -40,8 +41,14 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def ask(record: Path) -> Iterator[Any]:
-    """Get a page of the record, as text or as JSON."""
-    datasette = served.application(record)
+    with asked(record) as get:
+        yield get
+
+
+@contextlib.contextmanager
+def asked(path: Path) -> Iterator[Any]:
+    """Give a function that gets a page of a record, as text or as JSON."""
+    datasette = served.application(path)
 
     def get(page: str, asked_for: str = "localhost", **params: str) -> Any:
         address = f"/{served.NAME}{page}?{urlencode(params)}"
@@ -88,6 +95,19 @@ def test_history_of_a_cell(ask: Any) -> None:
     assert sum(bool(row["chain"]) for row in of_name) > 9
     assert {row["metric"] for row in of_name} == {"avg_ts"}
     assert rows(ask, "history", cell="pp512", experiment="h200", host="elsewhere") == []
+
+
+def test_what_a_disturbed_run_and_same_mean(record: Path, tmp_path: Path) -> None:
+    """A run with a hard flag does not count, and the interval of `same` is its own."""
+    path = Path(shutil.copy(record, tmp_path))
+    with Store.open(path) as store:
+        (run, *_) = store.rows("SELECT run_id FROM measurements WHERE label = 'pp512' AND job_id LIKE '%h200-a'")
+        store.put("flags", {**run, **THROTTLED})
+        with store.transaction():
+            store.connection.execute("UPDATE verdicts SET promoted = 0, verdict = 'same', same_low = -0.01, same_high = 0.02")
+    with asked(path) as ask:
+        assert all(row["chain"] for row in rows(ask, "history", cell="pp512", experiment="h200", host=""))
+        assert {(row["low"], row["high"]) for row in rows(ask, "verdicts", verdict="same")} == {(-1.0, 2.0)}
 
 
 def test_gates_and_sessions(ask: Any) -> None:

@@ -9,7 +9,8 @@ from dgxlab import series
 from dgxlab.errors import SpecError
 from dgxlab.source import PinCache
 from dgxlab.source.git import GitError
-from tests.conftest import PIN, PROJECT
+from tests.conftest import PROJECT
+from tests.journals import PIN
 from tests.repos import GGML_C, cache_of, commit, git, patch_text, upstream, write_series
 
 

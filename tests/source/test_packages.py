@@ -13,7 +13,7 @@ import pytest
 from dgxlab.errors import SpecError
 from dgxlab.source import PinCache
 from dgxlab.source.packages import WHEELS, SourceError, Wheel, fetch_wheel, find_wheel, pip_cause
-from tests.conftest import PIN
+from tests.journals import PIN
 from tests.machines import script
 from tests.ports import kept_port
 from tests.repos import commit, git, quiet, upstream

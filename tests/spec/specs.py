@@ -7,8 +7,7 @@ import pytest
 from dgxlab.errors import SpecError
 from dgxlab.model import Experiment
 from dgxlab.spec import load
-
-PIN = "e3a74b299085cd00013804f7fca2e03441b2da20"
+from tests.journals import PIN
 
 BASE = f"""\
 name: base

@@ -41,7 +41,7 @@ def written(folder: Path, recipe: SyntheticModel = SMALL, vocabulary: Path | Non
 def test_the_same_recipe_gives_the_same_bytes_in_another_process(folder: Path) -> None:
     synth.write(SMALL, folder / "here.gguf")
     program = "import sys; from pathlib import Path; from dgxlab import synth; from dgxlab.model import SyntheticModel"
-    program += f"\nsynth.CHUNK = 64\nsynth.write({SMALL!r}, Path(sys.argv[1]))"
+    program += f"\nsynth._CHUNK = 64\nsynth.write({SMALL!r}, Path(sys.argv[1]))"
     env = {**os.environ, "PYTHONHASHSEED": "7"}
     subprocess.run([sys.executable, "-c", program, str(folder / "there.gguf")], check=True, env=env)
     assert (folder / "here.gguf").read_bytes() == (folder / "there.gguf").read_bytes()
@@ -116,9 +116,6 @@ def test_weights_are_gaussian_at_trained_scale(folder: Path) -> None:
         ({"arch": "qwen35", "n_layer": 4, "head_dim": 12}, "head_dim 12 is no multiple of 8"),
         ({"quant": "MXFP4_MOE"}, "MXFP4_MOE is for experts, and llama has none"),
         ({"plain_text": True}, "plain_text needs vocab"),
-        ({"n_layer": 0}, "n_layer of a synthetic model must be at least 1, not 0"),
-        ({"n_vocab": -5}, "n_vocab of a synthetic model must be at least 1, not -5"),
-        ({"seed": -1}, "seed of a synthetic model must be at least 0, not -1"),
         ({"n_head": 3}, "n_embd 64 does not give 3 heads"),
         ({"n_embd": 96, "n_head": 32}, "n_embd 96 does not give 32 heads (n_head) of an even width"),
         ({"n_head_kv": 3}, "n_head 4 is no multiple of n_head_kv 3"),

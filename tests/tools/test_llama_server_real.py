@@ -17,7 +17,8 @@ from dgxlab.model import SyntheticModel
 from dgxlab.source import PinCache
 from dgxlab.synth import write
 from dgxlab.tools.llama_server import ServeBench, incomplete
-from tests.conftest import PIN, PROJECT
+from tests.conftest import PROJECT
+from tests.journals import PIN
 
 pytestmark = pytest.mark.llama
 

@@ -212,7 +212,7 @@ def test_a_damaged_agent_is_sent_again(host: Host, tmp_path: Path, left: bytes) 
 
 def test_an_agent_that_vanishes_is_not_sent_for_ever(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Host, "_install", lambda self: None)
-    with pytest.raises(RemoteError, match="no whole agent") as caught:
+    with pytest.raises(RemoteError, match="an incomplete agent") as caught:
         host.probe()
     assert caught.value.next == "df -h"
 
