@@ -104,7 +104,9 @@ def test_what_a_disturbed_run_and_same_mean(record: Path, tmp_path: Path) -> Non
         (run, *_) = store.rows("SELECT run_id FROM measurements WHERE label = 'pp512' AND job_id LIKE '%h200-a'")
         store.put("flags", {**run, **THROTTLED})
         with store.transaction():
-            store.connection.execute("UPDATE verdicts SET promoted = 0, verdict = 'same', same_low = -0.01, same_high = 0.02")
+            store.connection.execute(
+                "UPDATE verdicts SET (verdict, promoted, same_low, same_high) = ('same', 0, -0.01, 0.02)"
+            )
     with asked(path) as ask:
         assert all(row["chain"] for row in rows(ask, "history", cell="pp512", experiment="h200", host=""))
         assert {(row["low"], row["high"]) for row in rows(ask, "verdicts", verdict="same")} == {(-1.0, 2.0)}
