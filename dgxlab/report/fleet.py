@@ -16,7 +16,7 @@ from dgxlab.report.evidence import Evidence, find_evidence
 from dgxlab.report.records import Column, Number, Page, Row, Table, grouped
 from dgxlab.report.session import WORDS, ChainSession
 from dgxlab.report.tables import env_text, leading, varying_of
-from dgxlab.report.verdicts import Claim, comparisons, no_verdict
+from dgxlab.report.verdicts import Claim, comparisons
 from dgxlab.stats import Pooled, Verdict
 from dgxlab.store import UNCOUNTED
 from dgxlab.tools import BENCHES, metric_label
@@ -60,7 +60,7 @@ def fleet(store: Store, wanted: Query) -> Page:
         asked = {"name": name, "baseline": wanted.baseline}
         if jobs := _by_device(store, store.rows(_COMPARED, asked)):
             return collect_fleet_sessions(store, jobs)
-        raise no_verdict(store, name, wanted.baseline)
+        raise asking.no_verdict(store, name, wanted.baseline)
     newest = asking.job_of_arm(store, name)
     ask = asking.of_newest(store, newest, name)
     jobs = _by_device(store, store.rows(_MEASURED, {"name": name, "job_id": newest.job_id, "protocol": ask.protocol}))

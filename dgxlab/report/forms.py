@@ -37,7 +37,7 @@ from dgxlab.report.tables import (
     with_host_gap,
 )
 from dgxlab.report.tries import ledgers
-from dgxlab.report.verdicts import collect_session, newest_with_verdicts, no_verdict
+from dgxlab.report.verdicts import collect_session
 from dgxlab.roofline import Peaks
 from dgxlab.store import alias
 from dgxlab.tools import BY_FORM, llama_server
@@ -146,9 +146,9 @@ def _gates_beside(wanted: Query, table: Table) -> Table:
 def _verdicts(store: Store, wanted: Query) -> Page:
     jobs = [store.job(session) for session in wanted.session]
     for name in wanted.experiment:
-        job = newest_with_verdicts(store, name, wanted.baseline, wanted.host)
+        job = asking.newest_with_verdicts(store, name, wanted.baseline, wanted.host)
         if job is None:
-            raise no_verdict(store, name, wanted.baseline, wanted.host)
+            raise asking.no_verdict(store, name, wanted.baseline, wanted.host)
         jobs.append(job)
     results, summaries = [], []
     for job in jobs:

@@ -18,7 +18,7 @@ from dgxlab.report.evidence import Evidence, arms_of_job, find_evidence
 from dgxlab.report.records import Column, Number, Origin, Provenance, Row, Table, Value, columns, grouped
 from dgxlab.report.session import WORDS, older
 from dgxlab.report.tables import OPS, SINGLE_STREAM, common, provenance, sort_key
-from dgxlab.report.verdicts import PREFIX, newest_with_verdicts
+from dgxlab.report.verdicts import PREFIX
 from dgxlab.stats import VERDICTS, Verdict, speedup
 from dgxlab.store import REJECTED, alias
 from dgxlab.tools import BY_FORM
@@ -47,7 +47,7 @@ class _Outcome:
 
 
 def _newest_outcome(store: Store, candidate: str, baseline: str = "") -> _Outcome | None:
-    job = newest_with_verdicts(store, candidate, baseline)
+    job = asking.newest_with_verdicts(store, candidate, baseline)
     if job is None or job.kind == "noise":
         return None
     judged = judgement.recorded(store, job.job_id)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from dgxlab import judgement, units
 from dgxlab.chains import drift_limit
-from dgxlab.errors import UsageError
 from dgxlab.judgement import Judged
 from dgxlab.judgement.fleets import identity
 from dgxlab.model import BASELINE, CANDIDATE, ChainStep, Plan
@@ -61,27 +60,6 @@ if TYPE_CHECKING:
 
 PREFIX = {"ab": "", "screen": "screen: ", "noise": "A/A: "}
 """By kind of session, the prefix of its verdicts, so that they are not mistaken for those of an A/B."""
-
-
-def newest_with_verdicts(store: Store, name: str, baseline: str = "", host: str = "") -> Job | None:
-    """Return the newest session with verdicts that has this name or candidate, an A/A only if there is no other.
-
-    `baseline` and `host` must match unless they are "". Returns None if there is no such session.
-    """
-    rows = store.rows(
-        """SELECT job_id FROM verdict_list
-           WHERE :name IN (session, candidate_arm) AND :baseline IN ('', baseline_arm) AND :host IN ('', host)
-           ORDER BY baseline_arm = candidate_arm, intent_at DESC, job_id DESC LIMIT 1""",
-        {"name": name, "baseline": baseline, "host": host},
-    )
-    return store.job(rows[0]["job_id"]) if rows else None
-
-
-def no_verdict(store: Store, name: str, baseline: str, host: str = "") -> UsageError:
-    """Return the error for an experiment without a verdict, against a baseline and on a host unless they are ""."""
-    against = f" against {baseline!r}" if baseline else ""
-    on_host = f" on {host!r}" if host else ""
-    return UsageError(f"{store.path} has no verdict on {name!r}{against}{on_host}", next="dgxlab report")
 
 
 PAIR = """SELECT DISTINCT job_id FROM verdict_list
