@@ -279,7 +279,7 @@ def test_the_clock_of_a_node_is_minutes_off(go: Go, cluster: Slurm, tmp_path: Pa
 def test_slurm_says_what_an_agent_cannot(go: Go, cluster: Slurm) -> None:
     """The job's folder hangs, as a shared file system may, until the limit, which slurmctld checks twice a minute."""
     other = cluster.tell(*BUSY, "--nodelist=node1").strip()
-    lab = go(nodelist="node1")
+    lab = go(nodelist="node1", extra=("--signal=B:CONT@60",))  # TERM before the limit ends what reads its settings
     job_id = lab.submit(lab.experiment()).job_id
     settings = lab.root / "jobs" / job_id / "slurm.json"
     settings.unlink()
