@@ -217,11 +217,9 @@ def _beside(baseline: str, step: GateStep, gates: Sequence[GateStep]) -> GateSte
 
 def _run(step: str, experiment: Experiment, arm: Arm, launch: Launch) -> RunStep:
     attempts = tools.BENCHES[launch.tool].attempts
-    engaged = [gate for gate in experiment.gates if isinstance(gate, EngagedGate) and launch.tool in gate.tools]
-    markers = tuple(gate.stderr for gate in engaged)  # required on the tool's stderr
-    fields = (launch.tool, launch.argv, launch.env, launch.cells, launch.model)
+    fields = (launch.tool, launch.argv, launch.env, launch.cells, launch.model, experiment.markers(launch.tool))
     files = tools.BENCHES[launch.tool].files(experiment.root)
-    return RunStep(step, arm.name, *fields, markers, attempts, launch.limit_s, files=files)
+    return RunStep(step, arm.name, *fields, attempts, launch.limit_s, files=files)
 
 
 def _chains(

@@ -276,3 +276,7 @@ class Experiment:
     def digest(self) -> str:
         """sha256 of `spec`, in hex."""
         return digest(self.spec)
+
+    def markers(self, tool: str) -> tuple[str, ...]:
+        """Return what each run of a tool must print on stderr, by the experiment's engaged gates."""
+        return tuple(gate.stderr for gate in self.gates if isinstance(gate, EngagedGate) and tool in gate.tools)

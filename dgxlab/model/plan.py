@@ -318,6 +318,10 @@ class Plan:
                 if step.candidate != step.baseline:
                     yield step.candidate
 
+    def markers(self, arm: str) -> dict[str, tuple[str, ...]]:
+        """Return what the runs of an arm must print on stderr, by tool."""
+        return {run.tool: run.markers for run in self.runs if run.arm == arm}
+
     @property
     def chains(self) -> Iterator[ChainStep]:
         """The chains of an A/B session, in order."""

@@ -173,6 +173,8 @@ class Ask:
     cells: tuple[CellAsk, ...]
     gates: Mapping[str, AskedGate]  # by gate_digest
     models: Mapping[str, Model]
+    markers: Mapping[str, tuple[str, ...]]
+    """By tool, what the plan of its runs must require on stderr: the path that other runs took is unknown."""
     host: str = ""  # its name in hosts.yaml
     device_id: str | None = None  # None for any device
     protocol: int = PROTOCOL
@@ -358,7 +360,8 @@ def _of_experiment(experiment: Experiment, arm: Arm, **about: Any) -> Ask:
         launches = []
     cells = [CellAsk(cell, launch.model, launch.env) for launch in launches for cell in launch.cells]
     gates = [(gate, {**experiment.env, **gate.env}) for gate in plan.launched_gates(experiment)]
-    return _ask(arm, cells, gates, experiment.models, hypothesis=experiment.hypothesis, **about)
+    markers = {launch.tool: experiment.markers(launch.tool) for launch in launches}
+    return _ask(arm, cells, gates, experiment.models, markers=markers, hypothesis=experiment.hypothesis, **about)
 
 
 def _of_plan(whole: Plan, arm: Arm, **about: Any) -> Ask:
@@ -366,7 +369,7 @@ def _of_plan(whole: Plan, arm: Arm, **about: Any) -> Ask:
     steps = [step for step in whole.steps if arm.name in arms_of(step)]
     gates = [(step.gate, step.env) for step in steps if isinstance(step, GateStep)]
     models = {step.model: step.recipe or FileModel(step.path) for step in steps if isinstance(step, ModelStep)}
-    return _ask(arm, cells, gates, models, **about)
+    return _ask(arm, cells, gates, models, markers=whole.markers(arm.name), **about)
 
 
 def _ask(

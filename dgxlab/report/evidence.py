@@ -185,7 +185,8 @@ def find_evidence(store: Store, ask: Ask) -> Evidence:
     runs, gates = ([row for row in rows if (row["build_id"], row["device_id"]) == context] for rows in (runs, gates))
     job = store.job(newest["job_id"])
     device = store.devices(job.job_id)[newest["arm"]]
-    measured = tuple(_measured(store, ask, [row for row in runs if row["status"] == "valid"]))
+    valid = [row for row in runs if row["status"] == "valid"]
+    measured = tuple(_measured(store, ask, store.proved(valid, ask.markers)))
     return Evidence(
         ask,
         ask.arm.name,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dgxlab import __version__
-from dgxlab.errors import UsageError
+from dgxlab.errors import SpecError, UsageError
 from dgxlab.model import PROTOCOL, SESSIONS, Device, Expectation, ParityGate, Plan, canonical
 from dgxlab.store.connect import Tell, backup, connect, copies, damaged, named_errors, transaction
 from dgxlab.store.records import RANK, Job, device_from, experiment_row, job_row, matching_ids, only_match
@@ -31,6 +31,7 @@ FLAWED = "SELECT run_id FROM flags WHERE hard"
 """The runs that a hard event disturbed: tables mark them, and what has no room for a mark leaves them out."""
 FRESH_S = 86400.0  # a younger copy is recent enough
 
+RunRow = Mapping[str, Any]
 CellKey = tuple[str, str, str]  # a cell on a model in an environment: Cell.key, model_id ("" for none), env_digest
 
 
@@ -229,13 +230,16 @@ class Store:
         """Return the row of an experiment; None if it is unknown."""
         return next(iter(self.rows("SELECT * FROM experiments WHERE digest = ?", (digest,))), None)
 
-    def up_to_date(self, build_id: str, device_id: str, cells: Iterable[CellKey]) -> set[CellKey]:
+    def up_to_date(
+        self, build_id: str, device_id: str, cells: Iterable[CellKey], markers: Mapping[str, Iterable[str]] = {}
+    ) -> set[CellKey]:
         """Return those of `cells` that have counted samples of a valid run of this PROTOCOL on this build and device.
 
-        A run of a chain is enough only if the chain has a verdict on the cell that is not invalid.
+        A run of a chain is enough only if the chain has a verdict on the cell that is not invalid. By tool, `markers`
+        are what a run must have had on stderr.
         """
         rows = self.rows(
-            f"""SELECT DISTINCT rows.cell, coalesce(runs.model_id, '') AS model_id, runs.env_digest
+            f"""SELECT DISTINCT rows.cell, coalesce(runs.model_id, '') AS model_id, runs.env_digest, job_id, arm, tool
                FROM runs JOIN jobs USING (job_id) JOIN arms USING (job_id, arm) JOIN rows USING (run_id)
                LEFT JOIN chain_runs AS c USING (run_id)
                WHERE runs.build_id = ? AND device_id = ? AND runs.status = 'valid' AND jobs.protocol = ?
@@ -247,7 +251,26 @@ class Store:
                            WHERE s.run_id = rows.run_id AND s.cell = rows.cell AND s.discarded IS NULL)""",
             (build_id, device_id, PROTOCOL),
         )
-        return {(row["cell"], row["model_id"], row["env_digest"]) for row in rows}.intersection(cells)
+        proved = self.proved(rows, markers)
+        return {(row["cell"], row["model_id"], row["env_digest"]) for row in proved}.intersection(cells)
+
+    def proved(self, runs: Iterable[RunRow], markers: Mapping[str, Iterable[str]]) -> list[RunRow]:
+        """Return the valid runs that had these markers, by tool, on stderr, as the plans of their jobs required.
+
+        A run of a plan that an older dgxlab wrote and this one cannot read had none.
+        """
+        required: dict[tuple[str, str], Mapping[str, tuple[str, ...]]] = {}
+
+        def had(run: RunRow) -> set[str]:
+            key = run["job_id"], run["arm"]
+            if key not in required:
+                try:
+                    required[key] = self.job(run["job_id"]).plan.markers(run["arm"])
+                except SpecError:
+                    required[key] = {}
+            return set(required[key].get(run["tool"], ()))
+
+        return [run for run in runs if not (asked := markers.get(run["tool"])) or had(run).issuperset(asked)]
 
     def latest_gate(self, build_id: str, device_id: str, gate_digest: str) -> dict[str, Any] | None:
         """Return the row of a parity gate's newest result on this build and device."""

@@ -181,6 +181,22 @@ def test_engaged_marker_decides_whether_a_run_counts(toy_lab: ToyLab) -> None:
     assert "pp64" not in toy_lab.values()
 
 
+def test_runs_not_searched_for_the_marker_are_measured_again(toy_lab: ToyLab) -> None:
+    """The same build, arguments and environment: only the marker says which path the code took."""
+    toy_lab.run_well(toy_lab.experiment())
+    lost, here = (EngagedGate(text, ("llama-bench",)) for text in ("no such marker", "toy-marker:"))
+    toy_lab.fail(GateFailed, toy_lab.experiment(gates=(toy.parity(), lost)))
+    assert "- llama-bench m: pp16, pp32, tg4 (discarded in " in report.render(report.collect(toy_lab.lab.store, "toy"))
+    found = toy_lab.experiment(gates=(toy.parity(), here))
+    outcome, _ = toy_lab.run_well(found)
+    assert 0 < outcome.reused < outcome.planned  # the operations, and not the models
+    assert outcome.measured + outcome.reused == outcome.planned
+    assert "| pp16 | 1600 ± " in report.render(report.collect(toy_lab.lab.store, "toy"))
+    for experiment in (found, toy_lab.experiment()):
+        outcome, _ = toy_lab.run_well(experiment)
+        assert outcome.reused == outcome.planned
+
+
 def test_unknown_flag_is_refused_before_anything_is_measured(toy_lab: ToyLab) -> None:
     bench = (toy.backend_ops(), toy.llama_bench(args=("--no-such-flag", "1")))
     error, events = toy_lab.fail(UsageError, toy_lab.experiment(bench=bench))
