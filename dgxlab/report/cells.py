@@ -89,8 +89,11 @@ def text(value: Value, style: units.Style | None = None) -> str:
     return str(value)
 
 
-def legend(numbers: Iterable[Number]) -> str:
-    """Return a sentence on how to read these numbers: what they are, what ± is, what is in brackets; "" for none."""
+def legend(numbers: Iterable[Number], *, marked: bool = False) -> str:
+    """Return a sentence on how to read these numbers: what they are, what ± is, what is in brackets; "" for none.
+
+    `marked` says whether some are marked with a hard event.
+    """
     numbers = list(numbers)
     spread = [number for number in numbers if number.spread is not None]
     of = {number.of for number in spread}
@@ -108,4 +111,6 @@ def legend(numbers: Iterable[Number]) -> str:
         parts.append("geometric mean of a chain's runs in the cycles that count ± their scaled MAD (number of runs)")
     if len(spread) < len(numbers):
         parts.append("a number without ± is a single value")
+    if marked:
+        parts.append("a run with a hard event was disturbed: no verdict uses it, and a table only if there is no other")
     return "; ".join(parts)

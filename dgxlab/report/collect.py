@@ -17,7 +17,7 @@ from dgxlab.report.records import Failure, Glance, Missing, Overview, Report, Ro
 from dgxlab.report.session import WORDS, failed_gate, failed_session, older
 from dgxlab.report.tables import status_of, tables
 from dgxlab.report.verdicts import collect_session, summary
-from dgxlab.store import alias
+from dgxlab.store import FLAWED, alias
 
 if TYPE_CHECKING:
     from dgxlab.store import Job, Store
@@ -117,8 +117,8 @@ COUNTS = """SELECT (SELECT count(*) FROM jobs) AS sessions,
                    (SELECT count(DISTINCT build_id) FROM arms) AS builds, (SELECT count(*) FROM runs) AS runs,
                    (SELECT count(*) FROM samples) AS samples, (SELECT count(*) FROM imports) AS "imported files\""""
 
-SESSIONS_LISTED = """SELECT job_id AS session, kind, name, host, intent_at AS at,
-                            (SELECT sum(status = 'valid') || ' of ' || count(*) FROM runs
+SESSIONS_LISTED = f"""SELECT job_id AS session, kind, name, host, intent_at AS at,
+                            (SELECT sum(status = 'valid' AND run_id NOT IN ({FLAWED})) || ' of ' || count(*) FROM runs
                              WHERE runs.job_id = jobs.job_id) AS runs,
                             CASE WHEN reason IS NOT NULL THEN 'rejected: ' || reason
                                  WHEN error <> '' THEN state || ': ' || error ELSE state END AS state,
@@ -129,7 +129,7 @@ SESSIONS_LISTED = """SELECT job_id AS session, kind, name, host, intent_at AS at
                      WHERE host = coalesce(:host, host) AND kind = coalesce(:kind, kind) AND intent_at >= :since
                      AND (:experiment IS NULL OR name = :experiment
                           OR EXISTS (SELECT 1 FROM arms WHERE arms.job_id = jobs.job_id AND arm = :experiment))
-                     ORDER BY intent_at DESC, job_id DESC LIMIT :most"""
+                     ORDER BY intent_at DESC, job_id DESC LIMIT :most"""  # noqa: S608 - our own
 
 GATES = "SELECT * FROM gate_list WHERE newest AND NOT rejected ORDER BY at DESC, key DESC"
 

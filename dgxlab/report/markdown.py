@@ -201,7 +201,8 @@ class _Sheet:
         self.ends = [] if wide else [failure for failure in failures if failure.kind == "session"]
         self.failures = failures if wide else []
         self.omitted = "" if wide else ", ".join(_omitted(tables, failures))
-        self.legend = legend(number for number in numbers if isinstance(number, Number))
+        marked = any(flag.hard for table in tables if table.kind != "published" for flag in table.flags)
+        self.legend = legend((number for number in numbers if isinstance(number, Number)), marked=marked)
 
 
 def _omitted(tables: Sequence[Table], failures: Sequence[Failure]) -> Iterator[str]:

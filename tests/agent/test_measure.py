@@ -123,13 +123,15 @@ def test_a_run_that_was_not_left_alone_is_repeated(outcomes: Sequence[tuple[str,
     coming = iter(outcomes)
     recorded: list[str] = []
     names: list[str] = []
+    notes: list[str] = []
     failures: list[DgxlabError] = []
 
     def measure(step: RunStep, name: str) -> Attempt:
         names.append(name)
         status, again = next(coming)
         reasons = () if status == "valid" else ("why",)
-        return Attempt(SimpleNamespace(status=status, reasons=reasons), again)  # type: ignore[arg-type]
+        run: Any = SimpleNamespace(status=status, reasons=reasons, reason="why" * len(reasons), hard=())
+        return Attempt(run, again)
 
     worker: Any = SimpleNamespace(
         plan=SimpleNamespace(steps=[STEP]),
@@ -138,6 +140,7 @@ def test_a_run_that_was_not_left_alone_is_repeated(outcomes: Sequence[tuple[str,
             measure=measure,
             failure=lambda name, attempt, tries: HostBusy(f"{name}: {tries}"),
             progress=lambda *told: None,
+            note=notes.append,
         ),
         emit=lambda run: recorded.append(run.status),
         fail=failures.append,
@@ -145,4 +148,5 @@ def test_a_run_that_was_not_left_alone_is_repeated(outcomes: Sequence[tuple[str,
     Worker._run(worker, STEP)
     assert recorded == [status for status, _ in outcomes]
     assert names == ["run:0", "run:0-1", "run:0-2"][: len(outcomes)]
+    assert [note.partition(",")[0] for note in notes] == ["run:0 is run again"] * (len(outcomes) - 1)
     assert [error.message for error in failures] == [f"run:0: {len(outcomes)}"] * fails

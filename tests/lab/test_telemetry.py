@@ -14,7 +14,7 @@ from dgxlab.cli._display import Lines
 from dgxlab.lab.raw import listing, path_of
 from dgxlab.model import Experiment
 from dgxlab.model.events import read
-from dgxlab.report import collect, render
+from dgxlab.report import collect, render, sessions
 from tests import machines, toy
 from tests.agent.test_child import wait_gone, wait_until
 from tests.lab.conftest import ToyLab, is_measured, kinds
@@ -113,10 +113,12 @@ def test_a_flag_is_told_beside_the_numbers(
     ((key, (is_hard, reason)),) = flags(toy_lab).items()
     assert (key, is_hard) == ((uuids[0], kind), hard)
     assert reason.startswith(words)
-    word = "hard event" if hard else "flag"
+    word = "hard event, so no verdict uses this run" if hard else "flag"
     assert Lines().of(read(run_event(events)))[1] == f"  {word}: {reason}"
-    shown = f"**{word}**" if hard else word
-    assert f"- {shown} in every row: {reason}\n" in render(collect(toy_lab.lab.store, "toy"), wide=True)
+    shown = "**hard event**" if hard else "flag"
+    page = render(collect(toy_lab.lab.store, "toy"), wide=True)
+    assert f"- {shown} in every row: {reason}\n" in page
+    assert ("a run with a hard event was disturbed: no verdict uses it" in " ".join(page.split())) == hard
     assert toy_lab.run(slow(toy_lab))[0].reused == 1
 
 
@@ -148,7 +150,11 @@ def test_a_run_beside_a_busy_program_is_repeated_and_kept(toy_lab: ToyLab) -> No
     seen = {row["name"]: row["median"] for row in runs[-1]["telemetry"]}
     assert seen["run_queue_s_per_s"] >= 0.1
     assert seen["others_cpu"] > 0.2
-    assert {f"  hard event: {flag['reason']}" for flag in waited[-1:]} <= set(Lines().of(read(runs[-1])))
+    told = {f"  hard event, so no verdict uses this run: {flag['reason']}" for flag in waited[-1:]}
+    assert told <= set(Lines().of(read(runs[-1])))
+    repeated = [f"run:0 is run again, try {n} of 3: {waited[n - 2]['reason']}" for n in (2, 3)]
+    assert [event["note"] for event in events if "is run again" in event.get("note", "")] == repeated
+    assert [row["runs"] for row in sessions(toy_lab.lab.store)] == ["0 of 3"]
     page = render(collect(toy_lab.lab.store, "toy"))
     assert f"- **hard event** in every row: {waited[-1]['reason']} " in " ".join(page.split())
     assert check(toy_lab.lab.store) == []
