@@ -37,6 +37,8 @@ class Status:
     """Why a job with a final status is lost: its files were changed or damaged."""
     slurm: str = ""
     """What Slurm says of a job that has no final status: `PENDING (Priority), ...`, `TIMEOUT, Slurm job 12`."""
+    waits_for: str = ""
+    """Whose build or device a running job waits for: `job J of alice, since ...`."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
@@ -26,15 +26,15 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from dgxlab.agent import child
 from dgxlab.agent.boot import flush, me, settle, sync
 from dgxlab.agent.environment import base_env, settings
-from dgxlab.agent.facts import boot_id
+from dgxlab.agent.facts import boot_id, user
 from dgxlab.agent.files import full_disk, sha256, tail
-from dgxlab.agent.lock import lock_file
+from dgxlab.agent.lock import TRIES, Signature, lock, lock_file
 from dgxlab.agent.measure import Workbench
 from dgxlab.agent.objects import Objects
 from dgxlab.agent.slurm import allocation
 from dgxlab.errors import AGAIN, BuildFailed
 from dgxlab.model import BuildStep, Source, Toolchain, build_id, digest, from_json, to_json
-from dgxlab.model.events import BuildEvent
+from dgxlab.model.events import BuildEvent, LockEvent
 from dgxlab.model.reasons import left_running
 from dgxlab.replies import LIVE
 from dgxlab.tools.rows import plain
@@ -74,7 +74,7 @@ class Builder:
         if folder.exists() and not stamp:
             self.bench.note(f"build {self.identity} is not what was installed: it is built anew")
         if not (reused := self._has_all(stamp)):
-            with _held(self.work) as lock:
+            with _held(self.work, Signature(self.bench.job.job_id, user()), self._wait) as lock:
                 stamp = installed(folder, self.identity)  # by another job, for which this one has waited
                 if not (reused := self._has_all(stamp)):
                     # installed programs are built again too: in the work folder they may be those of another arm
@@ -94,6 +94,9 @@ class Builder:
             seconds=time.monotonic() - begin,
             reused=reused,
         )
+
+    def _wait(self, owner: str) -> None:
+        self.bench.journal.emit(LockEvent(state="building", path=str(self.work), owner=owner))
 
     def _has_all(self, stamp: Mapping[str, Any] | None) -> bool:
         return bool(stamp and set(self.arm.targets) <= set(stamp["binaries"]))
@@ -247,16 +250,20 @@ def own_libraries(programs: Sequence[Path]) -> list[tuple[Path, str, Path]]:
 
 
 @contextmanager
-def _held(work: Path) -> Iterator[int]:
-    """Lock a work folder and yield the lock's descriptor: two jobs that share it build one after the other.
+def _held(work: Path, owner: Signature, wait: Callable[[str], None]) -> Iterator[int]:
+    """Lock a work folder as `owner` and yield the lock's descriptor: two jobs that share it build one after the other.
 
+    `wait` is called with who holds the lock, if it has to be waited for.
     The folder is emptied if a build did not end well in it before the last boot: after a power loss an object file may
     be empty, and ninja would not make it again.
     """
     work.mkdir(parents=True, exist_ok=True)
     mark = work / "building"
     with os.fdopen(lock_file(work / "lock"), "ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        if not lock(file.fileno(), tries=TRIES):
+            wait(str(Signature.read(file.fileno()) or "an unknown job"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        owner.write(file.fileno())
         if mark.exists() and mark.read_text() != boot_id():
             for name in ("src", "cmake", "index"):
                 part = work / name

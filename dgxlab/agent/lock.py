@@ -54,6 +54,12 @@ class Signature:
             return None
         return signature
 
+    def write(self, fd: int) -> None:
+        """Sign an open lock file; errors are ignored, since the flock is what counts."""
+        with contextlib.suppress(OSError):
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, json.dumps(vars(self)).encode(), 0)
+
 
 class BenchLock:
     """An exclusive flock on the file dgxlab-<device> in each of FOLDERS in which it exists or can be created.
@@ -97,11 +103,8 @@ class BenchLock:
         self.path = next(path for path in self._paths if path in self._files)
         if self.since is None:
             self.since = time.time()
-            signature = json.dumps(vars(replace(owner, since=self.since))).encode()
             for fd in self._files.values():
-                with contextlib.suppress(OSError):  # best effort; the flock is authoritative
-                    os.ftruncate(fd, 0)
-                    os.pwrite(fd, signature, 0)
+                replace(owner, since=self.since).write(fd)
         return True
 
     def owner(self) -> str:

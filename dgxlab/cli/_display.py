@@ -34,6 +34,8 @@ class Lines:
                 return [event.note]
             case "lock" if event.state == "waiting":
                 return [f"waiting for the device: {event.path} is held by {event.owner}"]
+            case "lock" if event.state == "building":
+                return [f"waiting for the build of {event.owner}, in the same folder {event.path}"]
             case "lock" if event.state == "unwatched":
                 return [f"the lock file {event.path} is neither read nor signed: {event.owner}"]
             case "job":

@@ -61,6 +61,7 @@ def jobs(
         on_host, job = of_host.get(job_id), known.get(job_id)
         either = job or of_host[job_id]
         age_s = on_host.age_s if on_host else time.time() - known[job_id].intent_at
+        waits = f"waits for {on_host.waits_for}" if on_host and on_host.waits_for else ""
         row = {
             "job": job_id,
             "host": name,
@@ -69,7 +70,7 @@ def jobs(
             "age_s": age_s,
             "on_host": on_host.state if on_host else "absent",
             "recorded": ("rejected" if job.rejected else job.state) if job else "not here",
-            "why": (job and job.error) or (on_host.slurm if on_host else ""),
+            "why": (job and job.error) or (on_host.slurm if on_host else "") or waits,
         }
         rows.append(row)
         shown = {**row, "age": duration(age_s)}  # the job's id has its name already

@@ -96,6 +96,10 @@ def follow(lab: Lab, host: Host, job_id: str, watch: Watch) -> DgxlabError | Non
                 with lab.store.transaction():  # it was believed lost: delete its verdicts, and what Slurm said
                     lab.store.update_job(job_id, state="running", error="")
                     judgement.record(lab.store, job_id)
+        if job.journal_bytes:  # what the job said before is not told again
+            status = retry.again_if_known(host, partial(host.status, job_id), noted(watch))
+            if status.waits_for:
+                noted(watch)(f"job {job_id} waits for {status.waits_for}")
         progress = Progress(lab.store, lab.store.job(job_id), watch)
 
         def take(piece: bytes) -> None:

@@ -149,7 +149,10 @@ class NoteEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class LockEvent(Event):
-    """State of the lock or owner file at `path`: waiting (for `owner`), held, released or unwatched (no folder)."""
+    """State of the lock or owner file at `path`: waiting (for `owner`), held, released or unwatched (no folder).
+
+    With the state building, the job waits for the build of `owner` in the folder `path`.
+    """
 
     state: Name
     path: str

@@ -58,6 +58,8 @@ class JobStatus:
     """Why a job with a final status counts as lost."""
     slurm: str = ""
     """What Slurm says of a job without a final status."""
+    waits_for: str = ""
+    """Whose build or device a running job waits for."""
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,13 @@ from dgxlab.agent import build
 from dgxlab.agent.build import _held, first_error, installed, own_libraries, progress
 from dgxlab.agent.facts import boot_id
 from dgxlab.agent.files import sha256
+from dgxlab.agent.lock import Signature
 from dgxlab.errors import BuildFailed
 from tests.machines import script
 from tests.tools.captures import capture
 
 PROGRAM, LIBRARY = "llama-bench", "libggml.so.0"
+MINE = Signature("J1", "alice")
 
 
 @pytest.fixture
@@ -108,7 +110,7 @@ def test_only_a_build_that_another_boot_cut_short_is_made_anew(
         part.write_text("x")
     if mark is not None:
         (tmp_path / "building").write_text(mark)
-    with _held(tmp_path):
+    with _held(tmp_path, MINE, pytest.fail):
         assert {part.exists() for part in parts} == {kept}
         assert (tmp_path / "building").read_text() == "this boot"
     assert not (tmp_path / "building").exists()
@@ -119,7 +121,7 @@ def test_a_build_that_fails_or_is_cancelled_is_not_flushed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: BaseException
 ) -> None:
     monkeypatch.setattr(build, "flush", lambda folder: pytest.fail("a cancelled job has seconds to end"))
-    with pytest.raises(type(end)), _held(tmp_path):
+    with pytest.raises(type(end)), _held(tmp_path, MINE, pytest.fail):
         raise end
     assert (tmp_path / "building").read_text() == boot_id()
 

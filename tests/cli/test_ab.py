@@ -298,6 +298,7 @@ def test_whose_count_is_recorded_is_said_once(journal: Journal, recorded: list[b
     ("state", "path", "owner", "lines"),
     [
         ("waiting", "/l", "job J of alice", ["waiting for the device: /l is held by job J of alice"]),
+        ("building", "/w", "job J of alice", ["waiting for the build of job J of alice, in the same folder /w"]),
         ("unwatched", "/o", "no folder", ["the lock file /o is neither read nor signed: no folder"]),
         ("held", "/l", "", []),
     ],

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -93,6 +94,22 @@ def test_cancel_ends_the_job_and_keeps_what_it_measured(project: Project) -> Non
     assert (attached.rc, attached.error) == (130, f"job {job} was cancelled")
     assert f"- **session {job[-6:]}** cancelled: " in attached.out
     assert project.run("cancel", job).out == f"job {job}: cancelled\n"
+
+
+def test_a_job_says_whose_build_it_waits_for(project: Project, tmp_path: Path, hold: Path) -> None:
+    launcher = script(tmp_path / "launcher", f'#!/bin/sh\nwhile [ -e {hold} ]; do sleep 0.1; done\nexec "$@"\n')
+    held = f"extends: toy.yaml\ncmake: {{CMAKE_C_COMPILER_LAUNCHER: {launcher}}}\n"
+    builds, _ = interrupt(project.spawn("run", project.spec("first", held)), "step 1 of ")
+    waits, err = interrupt(project.spawn("run", project.spec("second", held)), "waiting for the build of ")
+    assert re.search(rf"\nwaiting for the build of job {builds} of \S+, since \S+ \S+, in the same folder /", err)
+    assert re.match(rf"waits for job {builds} of \S+, since ", listed(project, waits)["why"])
+    assert listed(project, builds)["why"] == ""
+    attached = project.spawn("attach", waits)
+    assert attached.stderr
+    assert attached.stderr.readline().startswith(f"job {waits} waits for job {builds} of ")
+    hold.unlink()
+    _, err = attached.communicate(timeout=60)
+    assert re.match(r"build \w+ of second: reused\n", err)
 
 
 def started_elsewhere(project: Project, tmp_path: Path) -> str:
