@@ -133,7 +133,7 @@ class PinCheck:
         for gate in new.gates:
             assert isinstance(gate, ParityGate)
             question = gate_digest(gate, gate_step("", "", gate, new).env)
-            if seen := lab.store.latest_gate(outcome.build, outcome.device.id, question):
+            if seen := lab.store.latest_gate(outcome.build, outcome.device.id, question, gate):
                 ended = "" if seen["status"] == "passed" else f" ({seen['status']})"
                 counts[gate.op] = f"{seen['passed']}/{seen['total']}, {seen['unsupported']} unsupported{ended}"
                 sessions[seen["job_id"]] = None

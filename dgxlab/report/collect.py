@@ -98,16 +98,16 @@ def _missing(arm: Evidence, default: str) -> list[Missing]:
 def _failures(arm: Evidence) -> Iterator[Failure]:
     for row in arm.failed:
         yield failed_gate(row, again=arm.gates[row["gate_digest"]]["status"] != "failed")
-    asked, absent = ({ask.identity for ask in asks} for asks in (arm.ask.cells, arm.absent))
+    asked = {ask.identity for ask in arm.ask.cells}
+    counted = {cell.ask.identity: float(cell.run["at"]) for cell in arm.measured}
     for run, asks in arm.lost:
         places = [ask.identity for ask in asks]
         if places and asked.isdisjoint(places):
             continue
         what = " ".join(filter(None, (run["tool"], *{ask.model for ask in asks})))
         what += f": {', '.join(some([asking.label(ask.cell) for ask in asks]))}" if asks else ""
-        yield Failure(
-            run["job_id"], what, run["status"], run["reason"], again=bool(places) and absent.isdisjoint(places)
-        )
+        again = bool(places) and all(counted.get(place, 0.0) > run["at"] for place in places)
+        yield Failure(run["job_id"], what, run["status"], run["reason"], again)
 
 
 SHOWN = 3  # rows of each table of the overview, twice as many for sessions: it fits on a screen of 30 lines

@@ -305,9 +305,8 @@ def _measured_table(form: Form, title: str, cells: Sequence[Measured], evidence:
         shown.append(Column("of_ceiling", CEILING, numeric=True))
         rows = [{**row, "of_ceiling": share} for row, share in zip(rows, shares, strict=True)]
     source, conditions = origin_of(evidence, cells), range_of(cell.conditions for cell in cells)
-    return Table(
-        form.name, title, tuple(shown), tuple(rows), source, common(others), conditions, flags(evidence, cells)
-    )
+    about, notes = (source, common(others), conditions, flags(evidence, cells)), tuple(evidence.older(cells))
+    return Table(form.name, title, tuple(shown), tuple(rows), *about, notes=notes)
 
 
 CEILING = "% of ceiling"

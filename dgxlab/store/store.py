@@ -16,7 +16,7 @@ from dgxlab import __version__
 from dgxlab.errors import SpecError, UsageError
 from dgxlab.model import PROTOCOL, SESSIONS, Device, Expectation, ParityGate, Plan, canonical
 from dgxlab.store.connect import Tell, backup, connect, copies, damaged, named_errors, transaction
-from dgxlab.store.records import RANK, Job, device_from, experiment_row, job_row, matching_ids, only_match
+from dgxlab.store.records import RANK, Job, device_from, experiment_row, job_row, judged_alike, matching_ids, only_match
 from dgxlab.store.schema import DEFLATED, UPSERT, deflated, inflated
 from dgxlab.store.seals import Seals
 
@@ -272,13 +272,17 @@ class Store:
 
         return [run for run in runs if not (asked := markers.get(run["tool"])) or had(run).issuperset(asked)]
 
-    def latest_gate(self, build_id: str, device_id: str, gate_digest: str) -> dict[str, Any] | None:
-        """Return the row of a parity gate's newest result on this build and device."""
-        return self._latest("gates", "gate_id", "true", (build_id, device_id, gate_digest))
+    def latest_gate(self, build_id: str, device_id: str, gate_digest: str, gate: ParityGate) -> dict[str, Any] | None:
+        """Return the row of a parity gate's newest result on this build and device, `judged_alike` alone."""
+        recorded = """(SELECT total FROM expectations AS e JOIN devices USING (compute_cap)
+                       WHERE devices.device_id = arms.device_id
+                       AND (e.pin, e.tree, e.gate_digest) = (arms.pin, arms.tree, gates.gate_digest)) AS recorded"""
+        rows = self._results(f"gates.*, {recorded}", "gates", "gate_id", "true", (build_id, device_id, gate_digest))
+        return next((row for row in rows if judged_alike(row, gate)), None)
 
     def gate_passed(self, build_id: str, device_id: str, gate_digest: str, gate: ParityGate) -> bool:
         """Return whether a parity gate's newest result on this build and device is a pass with the expected counts."""
-        row = self.latest_gate(build_id, device_id, gate_digest)
+        row = self.latest_gate(build_id, device_id, gate_digest, gate)
         if row is None or row["status"] == "failed":
             return False
         counted = gate.expect is None or gate.expect.total == row["total"]
@@ -290,17 +294,17 @@ class Store:
         Only results with these inputs count: the model_id of each of the gate's models, the digest of each source file.
         """
         asked = (build_id, device_id, gate_digest, canonical(inputs))
-        row = self._latest("checks", "check_id", "inputs = ?", asked)
-        return row is not None and row["status"] == "passed"
+        rows = self._results("status", "checks", "check_id", "inputs = ?", asked)
+        return [row["status"] for row in rows[:1]] == ["passed"]
 
-    def _latest(self, table: str, key: str, where: str, asked: Sequence[Any]) -> dict[str, Any] | None:
-        rows = self.rows(
-            f"""SELECT {table}.* FROM {table} JOIN jobs USING (job_id) JOIN arms USING (job_id, arm, build_id)
+    def _results(self, columns: str, table: str, key: str, where: str, asked: Sequence[Any]) -> list[dict[str, Any]]:
+        """Return the results of a gate that count on a build and device, the newest first."""
+        return self.rows(
+            f"""SELECT {columns} FROM {table} JOIN jobs USING (job_id) JOIN arms USING (job_id, arm, build_id)
                WHERE job_id NOT IN ({REJECTED}) AND build_id = ? AND device_id = ? AND gate_digest = ?
-               AND jobs.protocol = {PROTOCOL} AND {where} ORDER BY at DESC, {key} DESC LIMIT 1""",
+               AND jobs.protocol = {PROTOCOL} AND {where} ORDER BY at DESC, {key} DESC""",
             asked,
         )
-        return rows[0] if rows else None
 
     def expectation(
         self, pin: str, tree: str, gate_digest: str, compute_cap: str

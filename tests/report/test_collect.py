@@ -11,6 +11,7 @@ from dgxlab.model import (
     CellResult,
     DerivedModel,
     Device,
+    Expectation,
     FileModel,
     GateStep,
     Measurement,
@@ -25,7 +26,7 @@ from dgxlab.tools import BackendOpsBench, LlamaBench, PerplexityGate
 from tests.journals import CLOCK, THROTTLED, facts, source
 from tests.report.worlds import H200, Session, fails, h200, numbers, whole
 
-A, B, C = (f"20261120-10{n}000-h200-{letter}" for n, letter in enumerate("abc"))
+A, B, C, D = (f"20261120-10{n}000-h200-{letter}" for n, letter in enumerate("abcd"))
 SMALL = h200(gates=(), bench=(LlamaBench("q4k", (512,), (32,)),))
 
 
@@ -54,7 +55,9 @@ def test_the_newest_valid_run_of_a_cell_counts(store: Store) -> None:
     assert form(report, "single-stream").provenance.sessions == (B,)
     assert report.missing == ()
     lost = [(f.session, f.what, f.status, f.reason, f.again) for f in report.failures]
-    assert (C, "llama-bench q4k: pp512, tg32", "failed", "killed by SIGKILL", True) in lost
+    assert (C, "llama-bench q4k: pp512, tg32", "failed", "killed by SIGKILL", False) in lost  # B was before
+    Session(store, SMALL, D).build().runs(numbers(300.0)).end()
+    assert [failure.again for failure in collect(store, "h200").failures] == [True] * len(lost)
 
 
 def test_a_disturbed_run_counts_only_without_another(store: Store) -> None:
@@ -202,6 +205,31 @@ def test_a_gate_that_is_not_asked_for_is_no_failure_here(store: Store) -> None:
     report = collect(store, "h200")
     assert [(failure.session, failure.what) for failure in report.failures] == [(C, "gate MUL_MAT on CUDA0")]
     assert [row["status"] for row in form(report, "gates").rows] == ["failed"]
+
+
+def test_a_gate_with_another_count_is_no_result_here(store: Store) -> None:
+    """One experiment expects what there is, another does not: each shows how its own gate ended."""
+    whole(store, A)
+    wrong = h200(name="wrong", gates=(replace(h200().gates[0], expect=Expectation(1104, 1104)),))
+    failed = {"status": "failed", "reasons": ["1103 cases ran, 1104 expected"]}
+    Session(store, wrong, B).build().gates(**failed).end("failed", 5)
+    assert [row["status"] for row in form(collect(store, "h200"), "gates").rows] == ["passed"]
+    assert collect(store, "h200").failures == ()
+    whole(store, C)
+    report = collect(store, "wrong")
+    assert [(row["status"], row["expected"]) for row in form(report, "gates").rows] == [("failed", 1104)]
+    assert [(failure.session, failure.again) for failure in report.failures] == [(B, False)]
+
+
+def test_numbers_from_before_a_gate_failed_say_so(store: Store) -> None:
+    whole(store, A)
+    failed = {"passed": 1101, "status": "failed", "rc": 1, "reasons": ["2 of 1103 cases failed"]}
+    Session(store, h200(), B).build().gates(**failed).end("failed", 5)
+    notes = {table.form: table.notes for table in collect(store, "h200").tables}
+    before = ("every row: measured before gate MUL_MAT on CUDA0 failed",)
+    assert notes == {"gates": (), "ops": before, "single-stream": before, "concurrency": before}
+    whole(store, C)
+    assert {table.notes for table in collect(store, "h200").tables} == {()}
 
 
 def test_a_check_that_is_not_asked_for_is_no_failure_here(store: Store) -> None:

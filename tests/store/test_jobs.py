@@ -171,6 +171,16 @@ def test_gate_passed_with_a_count(store: Store) -> None:
         assert store.gate_passed(build, device(), GATE, replace(ASKED, **changes)) is passed
 
 
+def test_a_gate_with_another_count_does_not_answer(store: Store) -> None:
+    """What failed for its expected count alone is no result of a gate that expects another, or what is recorded."""
+    journal = measured(store, whole("job-1"))
+    wrong = replace(ASKED, expect=Expectation(1104, 1104))
+    other = Journal(plan("job-2"), t=journal.t + 1000).job().build(reused=True)
+    measured(store, other.gate(gate=wrong, status="failed", reasons=["1103 cases ran, 1104 expected"]))
+    for passed, expect in ((True, None), (True, Expectation(1103, 1103)), (False, wrong.expect)):
+        assert store.gate_passed(journal.build_id(), device(), GATE, replace(ASKED, expect=expect)) is passed
+
+
 def test_gate_digest_is_what_is_checked() -> None:
     asked = ParityGate("MUL_MAT", "CPU", Expectation(1, 1), 3, {"A": "1"}, 9.0)
     assert gate_digest(asked, {}) == GATE
