@@ -100,7 +100,7 @@ def _chain(step: ChainStep) -> Iterator[str]:
     else:
         within = f", as many as {duration(step.max_s)} allow" if step.max_s else ""
         order = f"A B A ... B A with {least} to {most} B, by its noise, to find {100 * step.effect:g} %{within}"
-    one_more = f", and at most {extra} cycles more for those that do not count" if extra else ""
+    one_more = f", and at most {extra} cycles more where a run failed or was disturbed" if extra else ""
     yield f"  order: {BURN_IN} of the {BASELINE}, then {order}{one_more}"
     if step.block_s:
         yield f"  each A and B is a block: its arm runs for {duration(step.block_s)}, and then the run that counts"
@@ -109,7 +109,8 @@ def _chain(step: ChainStep) -> Iterator[str]:
     warm = "each arm at its own temperature" if step.block_s else "the arms at their shared temperature"
     conditions = "each run waits until the device has cooled" if step.thermal == "cold" else warm
     limit = f"{100 * drift_limit(step):g} %"
-    apart = f"baselines at most {limit} apart" if step.screen else f"a step of more than {limit} costs its cycle"
+    costs = f"a step of more than {limit} costs its cycle, which no other replaces"
+    apart = f"baselines at most {limit} apart" if step.screen else costs
     yield f"  thermal {step.thermal}: {conditions}; {apart}"
 
 

@@ -204,7 +204,7 @@ def test_an_arm_by_another_name_is_no_aa_session(two: Project) -> None:
 
 def test_plan_shows_what_ab_would_do(two: Project) -> None:
     ran = two.ok("plan", "experiments/stream.yaml", "experiments/half.yaml")
-    order = "A B A ... B A with 6 B, and at most 2 cycles more for those that do not count"
+    order = "A B A ... B A with 6 B, and at most 2 cycles more where a run failed or was disturbed"
     assert ran.out.split("[chain:0] ")[1].splitlines()[:7] == [
         "17 to 33 runs of at most 30 min 00 s each",
         "  baseline stream",
@@ -214,6 +214,7 @@ def test_plan_shows_what_ab_would_do(two: Project) -> None:
         "  3 cells: pp16, pp32, tg4",
         f"  order: burn-in of the baseline, then {order}",
     ]
+    assert "; a step of more than 5 % costs its cycle, which no other replaces\n" in ran.out
     assert ran.out.splitlines()[-1].endswith("steps, 3 cells")
     assert "\n[build:half] the same as build:stream\n\n" in ran.out  # the arms differ in the environment
     assert ran.out.count("cmake --build") == 1
