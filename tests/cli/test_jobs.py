@@ -129,7 +129,9 @@ def test_jobs_that_another_record_knows(measured: Project, tmp_path: Path, hold:
     assert (line[:3], line[-3:]) == ([job, "local", "run"], ["running", "not", "here"])
     for command in ("attach", "cancel"):
         unknown = measured.run(command, job)
-        assert (unknown.rc, unknown.out, "--host" in unknown.error) == (2, "", True)
+        assert (unknown.rc, unknown.out) == (2, "")
+        assert unknown.error.startswith(f"this record has no job {job!r}; ")
+        assert unknown.error.endswith(" that another record started, add --host HOST")
     hold.unlink()
     attached = measured.run("attach", job[:-2], "--host", "local")
     assert (attached.rc, attached.out.startswith(f"# Session {job}\n")) == (0, True), attached.err
