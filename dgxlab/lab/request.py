@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dgxlab import compare, model, plan, series
+from dgxlab import compare, model, plan, quantise, series
+from dgxlab.errors import SpecError, edit
 from dgxlab.lab import Side, Watch, noted
-from dgxlab.model import Experiment, Source, events
+from dgxlab.model import Experiment, FileModel, ParityGate, Source, events
 from dgxlab.source import PinCache
+from dgxlab.tools.backend_ops import BackendOpsBench
 
 OF_TREE = "-tree-"
 """In the name of an experiment that is built from a checkout, what comes before the first digits of its tree."""
 _DIGITS, _NAMED = 8, 50  # characters of the tree, and most of the experiment's own name: together they are a NAME
+_QUOTED, _CMAKE = '"[A-Z][A-Z0-9_]*"', "(GGML|LLAMA)_[A-Z0-9_]+"
+"""Regexes, for git grep, of names in C, as those of operations and types, and of llama.cpp's variables of cmake."""
+
+
+class UnknownName(SpecError):
+    """The llama.cpp that would be built has no operation or type of a name in the spec; another one may have it."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +87,7 @@ def sourced(cache: PinCache, request: Request, watch: Watch) -> tuple[Request, l
     """Make the sources of a request, and return it with its sides, the baseline first; one side if both are equal.
 
     An experiment that is built from a checkout becomes another one, named after the tree: its results never count for
-    the experiment itself, nor for another state of the checkout. Raises as `source_of`.
+    the experiment itself, nor for another state of the checkout. Raises as `source_of`, and UnknownName.
     """
     arms = ((request.baseline, request.baseline_tree), (request.experiment, request.tree))
     asked = {(each.digest, tree): (each, tree) for each, tree in arms if each}
@@ -89,6 +98,7 @@ def sourced(cache: PinCache, request: Request, watch: Watch) -> tuple[Request, l
 
 def _side(cache: PinCache, experiment: Experiment, tree: Path | Source | None, watch: Watch) -> Side:
     source = source_of(cache, experiment, tree, watch)
+    _check_names(cache, experiment, source, watch)
     if tree is None:
         return Side(experiment, source)
     name = f"{experiment.name[:_NAMED]}{OF_TREE}{source.tree[:_DIGITS]}"
@@ -99,6 +109,42 @@ def _side(cache: PinCache, experiment: Experiment, tree: Path | Source | None, w
     kernels = _copies(cache, experiment, source)
     named = replace(experiment, name=name, hypothesis="", series=(), kernels=kernels)
     return Side(named, source, diff)
+
+
+def _check_names(cache: PinCache, experiment: Experiment, source: Source, watch: Watch) -> None:
+    """Raise UnknownName for an operation or a type that a source does not have; none is, where none is found in it.
+
+    A definition of cmake is only told: an older pin may have fewer options, and cmake ignores what it does not know.
+    """
+    from dgxlab.spec.nodes import nearest  # imported late: half the time of a short command
+
+    def unknown(what: str, names: Iterable[str], known: set[str]) -> Iterator[str]:
+        here = f"{experiment.name}: llama.cpp {source.pin[:12]} has no {what}"
+        yield from (f"{here} {name}{nearest(name, known)}" for name in names if known and name not in known)
+
+    entries = (*experiment.gates, *experiment.bench, *experiment.holdout)
+    ops = [each.op for each in entries if isinstance(each, ParityGate | BackendOpsBench)]
+    recipes = [recipe for recipe in experiment.models.values() if not isinstance(recipe, FileModel)]
+    quants = sorted({model.quantisation(recipe).quant for recipe in recipes} - {quantise.NVFP4})
+    wrong = [*unknown("operation", ops, operations(cache, source.tree))] if ops else []
+    wrong += unknown("type", quants, _words(cache, source.tree, _QUOTED, "*/quantize.cpp")) if quants else ()
+    if wrong:
+        raise UnknownName(wrong[0], next=edit(experiment.path), details="\n".join(wrong))
+    if ours := [name for name in experiment.cmake if re.match("GGML_|LLAMA_", name)]:
+        known = _words(cache, source.tree, _CMAKE, "*CMakeLists.txt", "*.cmake")
+        for sentence in unknown("cmake option", ours, known):
+            noted(watch)(sentence)
+
+
+def operations(cache: PinCache, tree: str) -> set[str]:
+    """Return the names in the C sources of a tree, among which are those of all operations that have tests."""
+    return _words(cache, tree, _QUOTED, "*.c", "tests/*.cpp")
+
+
+def _words(cache: PinCache, tree: str, regex: str, *paths: str) -> set[str]:
+    """Return what matches in files of a tree, without quotes."""
+    found = cache.git.attempt("grep", "-h", "--only-matching", "-E", regex, tree, "--", *paths)
+    return set(found.text.replace('"', "").split())
 
 
 def _copies(cache: PinCache, experiment: Experiment, source: Source) -> dict[str, str]:

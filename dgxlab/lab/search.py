@@ -25,13 +25,13 @@ from dgxlab.errors import (
     command,
 )
 from dgxlab.lab import Lab, Watch, missing, noted, session
-from dgxlab.lab.request import Request
+from dgxlab.lab.request import Request, UnknownName
 from dgxlab.model import Experiment, ParityGate, RunStep
 from dgxlab.source.git import Git
 from dgxlab.stats import Bisection, Verdict, estimate, past_half
 from dgxlab.tools import Launch, metric_label
 
-FAULTS = (PatchError, BuildFailed, GateFailed, RemoteError)
+FAULTS = (PatchError, UnknownName, BuildFailed, GateFailed, RemoteError)
 """Errors that lie in what is built: other steps may be well."""
 
 _TRIES = 2  # sessions of a step that other programs disturb before it counts as untestable

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from dgxlab import series
 from dgxlab.errors import BuildFailed, ConditionsError, PatchError, SpecError
 from dgxlab.lab import Lab, Watch, noted, session
-from dgxlab.lab.request import Request
+from dgxlab.lab.request import Request, operations
 from dgxlab.lab.search import FAULTS, Search, Subject, cause, gated
 from dgxlab.model import Experiment, ParityGate
 from dgxlab.stats import Verdict
@@ -73,11 +72,11 @@ class PinCheck:
                 ops[name] |= gates
         ops[""] = set().union(*ops.values())
         for number, (row, commit) in enumerate(rows, 1):
-            if commit:
-                noted(watch)(f"{number} of {len(rows)}: {row.series or 'stock'}")
-            grep = partial(lab.cache.git.attempt, "grep", "--quiet", "--word-regexp", "--fixed-strings")
-            known = [op for op in sorted(ops.get(row.series, ())) if grep(op, commit, "--", "*.c", "*.cpp").rc == 0]
-            yield self._tried(lab, row, known, watch) if commit else row
+            if not commit:
+                yield row
+                continue
+            noted(watch)(f"{number} of {len(rows)}: {row.series or 'stock'}")
+            yield self._tried(lab, row, sorted(ops[row.series] & operations(lab.cache, commit)), watch)
 
     def _applied(self, lab: Lab, name: str) -> tuple[Upgrade, str]:
         """Return the row of a series as far as its patches tell, and the commit to build, "" for none."""

@@ -33,6 +33,7 @@ _MAX_CELLS = 100_000  # cells of one experiment; ten times the most that a plan 
 _SECRET = re.compile(r"(.*_)?(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(API|ACCESS|PRIVATE)_KEY)")
 """Names of variables that hold secrets: a spec is recorded, printed and kept in git."""
 _CUDA_KEYS = "GGML_CUDA: true and CMAKE_CUDA_ARCHITECTURES"
+_KNOWN = ("CPU", *GPU_BACKENDS.values())  # llama.cpp has more, which are not checked
 _NO_TEXT = "model {name} has no vocabulary: give its recipe vocab: llama-spm"
 _Finding = tuple[Loc, str]  # place and text of a problem
 
@@ -103,8 +104,11 @@ def _gpu_builds(spec: ExperimentSpec) -> Iterator[_Finding]:
             why = "no GPU backend is built, and the processor would be measured"
             yield (*loc, "n_gpu_layers"), f"{why}: cmake needs {_CUDA_KEYS}"
         name = getattr(body, "backend", "")
+        kind = name.rstrip("0123456789")
+        if name == "CUDA" or (kind not in _KNOWN and kind.lower() in map(str.lower, _KNOWN)):
+            yield (*loc, "backend"), f"must be a backend's exact name, as CUDA0 or CPU, not {shown(name)}"
         for key, backend in GPU_BACKENDS.items():
-            if name.rstrip("0123456789") == backend and backend not in built:
+            if kind == backend and backend not in built:
                 needed = _CUDA_KEYS if key == "GGML_CUDA" else f"{key}: true"
                 yield (*loc, "backend"), f"{name} is not built: cmake needs {needed}"
 

@@ -27,6 +27,7 @@ def refused(ran: Ran, rc: int, *words: str) -> None:
         ("models: {m: {path: /no/such.gguf}}", "model m is not on host local: there is no file /no/such.gguf"),
         ("host: dgx", "host dgx is not known"),
         ("series: [nope]", "series nope"),
+        ("gates: [backend-ops: {op: MUL_MATT, backend: CPU}]", "has no operation MUL_MATT; did you mean MUL_MAT?"),
     ],
 )
 def test_wrong_specs_are_refused(project: Project, spec: str, words: str) -> None:
@@ -36,6 +37,25 @@ def test_wrong_specs_are_refused(project: Project, spec: str, words: str) -> Non
     ran = project.run("run", path)
     refused(ran, 9, words)
     assert (ran.out, sorted(jobs.glob("*"))) == ("", before)
+
+
+def test_names_that_the_source_does_not_have_are_told_before_a_build(project: Project, tmp_path: Path) -> None:
+    """A type is refused; cmake ignores an option, and where the files that name them are not found, nothing is said."""
+    derived = "{path: /m.gguf}, d: {derived: {of: m, quant: Q4_KM}}"
+    path = project.spec("names", f"extends: toy.yaml\ncmake: {{GGML_NATVE: true}}\nmodels: {{m: {derived}}}\n")
+    assert "has no" not in project.ok("plan", path).err
+    checkout = project.checkout(tmp_path / "llama.cpp")
+    with (checkout / "CMakeLists.txt").open("a") as cmake:
+        cmake.write("option(GGML_NATIVE)\n")
+    assert (
+        "has no cmake option GGML_NATVE; did you mean GGML_NATIVE?\n"
+        in project.ok("plan", path, "--tree", checkout).err
+    )
+    (checkout / "tools" / "quantize.cpp").write_text('{ "Q4_K_M", 1 }')
+    toy.git(checkout, "add", ".")
+    ran = project.run("plan", path, "--tree", checkout)
+    refused(ran, 9, "has no type Q4_KM; did you mean Q4_K_M?")
+    assert ran.next.endswith("experiments/names.yaml")
 
 
 @pytest.mark.parametrize(

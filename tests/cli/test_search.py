@@ -174,7 +174,7 @@ def test_each_patch_is_left_out_once(many: Project) -> None:
 def test_a_new_pin_is_tried_with_every_series(many: Project) -> None:
     """Stock and a series that applies are built, gated and screened; one that does not apply is named, with the way."""
     other = many.checkout(many.folder.parent / "other")
-    commit(other, "toy : other", "tools/llama-completion.c", "", "int ADDED;\n")
+    commit(other, "toy : other", "tools/llama-completion.c", "", 'char * more = "ADDED";\n')
     many.ok("patch", "export", "other", "--tree", other)
     plain = STREAM.replace("series: [many]\n", "")
     spec(many, "plain", plain)
@@ -209,6 +209,9 @@ def test_a_new_pin_is_tried_with_every_series(many: Project) -> None:
     for each in (stock, row):
         assert [subject["name"] for subject, _ in each["verdicts"]] == ["pp16", "pp32", "tg4"]
         assert {verdict["verdict"] for _, verdict in each["verdicts"]} <= {"inconclusive", "same"}
+    spec(many, "needs", f"extends: plain.yaml\n{gate}")
+    stock, row = many.json("pin", "check", later, "other", "--like", "needs", "--no-screen")["rows"]
+    assert (row["passed"], "has no operation ADDED" in stock["reason"]) == (True, True)
     assert many.run("pin", "check", many.machine.pin, "--like", "plain").rc == 2
     assert many.run("pin", "check", later, "othr", "--like", "plain").next == "dgxlab patch list"
 

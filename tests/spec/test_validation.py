@@ -7,6 +7,7 @@ from dgxlab.spec import load
 from tests.spec.specs import child_refusal, read, refusal, write
 
 GATE = "op: MUL_MAT, backend: CPU"
+AS = "as CUDA0 or CPU, not "
 PROFILE = "model: q4k, npp: 8, ntg: 2, npl: 1"
 SERVE = "n_prompt: 16, n_gen: 96, streams: [1, 8]"
 VLLM = f"{SERVE}, engine: vllm, command: [vllm, serve, /m/x]"
@@ -38,6 +39,13 @@ REFUSED = [
     ("cmake: {GGML_CUDA: 1}", "cmake.GGML_CUDA: must be true or false, not '1'"),
     (f"{NO_GPU}bench: [llama-bench: {{model: q4k, n_gen: 1, n_gpu_layers: [0, 99]}}]", "n_gpu_layers: no GPU backend"),
     (f"{NO_GPU}bench: [backend-ops: {{op: ADD, backend: CUDA0, where: {{m: 1}}}}]", "backend: CUDA0 is not built: "),
+    *(
+        (
+            f"gates: [backend-ops: {{op: ADD, backend: {name}}}]",
+            f"backend: must be a backend's exact name, {AS}'{name}'",
+        )
+        for name in ("cpu", "cuda0", "CUDA")
+    ),
     ("gates: [backend-ops: {op: ADD, backend: Vulkan1}]", "gates[1].backend-ops.backend: Vulkan1 is not built: cmake "),
     ("cmake: {CMAKE_INSTALL_PREFIX: /x}", "cmake.CMAKE_INSTALL_PREFIX: cannot be set: dgxlab sets it"),
     ("cmake: {CMAKE_BUILD_RPATH_USE_ORIGIN: false}", "cannot be set: dgxlab sets it"),
