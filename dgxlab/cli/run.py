@@ -16,6 +16,7 @@ from dgxlab.cli import _complete
 from dgxlab.cli._app import FailOnOption, TrustSourceOption, WideOption, Workspace, connect, experiment, experiments
 from dgxlab.cli._out import Out, plural, show_error
 from dgxlab.errors import AGAIN, CheckFailed, ConditionsError, DgxlabError, SpecError, UsageError, command
+from dgxlab.project import hosts_files
 from dgxlab.units import share
 
 if TYPE_CHECKING:
@@ -240,13 +241,22 @@ def plan(
 
     Example: dgxlab plan experiments/h200/h200.yaml
     """
+    from dgxlab.spec.hosts import look_up
+
     if candidate and (tree or effect):
-        raise UsageError("--tree and --effect are about one experiment", next=command("dgxlab", "plan", spec))
+        option = ("--effect", effect) if effect else ("--tree", tree)
+        mend = command("dgxlab", "plan", spec, *option)
+        raise UsageError(f"{option[0]} is about one experiment, and {spec} and {candidate} are two", next=mend)
     if candidate:
         requests = options.requests("ab", candidate, spec, allow=allow or (), max_s=seconds(max_minutes))
     else:
         requests = options.requests("run", spec, tree=tree)
-    workspace, beside = options.at(workspace, requests[0].experiments[0]), bool(options.host and not candidate)
+    first = requests[0].experiments[0]
+    try:
+        look_up(first.host, hosts_files())
+    except SpecError as error:  # what was measured there may be in the record all the same
+        out.note(f"note: {error.message}; next: {error.next}")
+    workspace, beside = options.at(workspace, first), bool(options.host and not candidate)
     shown = [_planned(request, effect, workspace, out, beside=beside) for request in requests]
     values = [value for value, _ in shown]
     out.result(values if len(values) > 1 else values[0], "\n\n".join(text for _, text in shown))

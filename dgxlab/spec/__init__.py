@@ -98,7 +98,11 @@ def _spec(path: Path, tree: Node) -> ExperimentSpec:
     try:
         return ExperimentSpec.model_validate_json(text)
     except ValidationError as error:
-        refuse(explain(error, tree, json_schema()), next=command("dgxlab", "plan", resolve.label(path)))
+        mend = command("dgxlab", "plan", resolve.label(path))
+        for wrong in error.errors():
+            if wrong["loc"] == ("llama_cpp", "pin") and wrong["type"] == "value_error" and wrong["input"]:
+                mend = command("dgxlab", "pin", wrong["input"])  # a tag or the beginning of an id: it prints the id
+        refuse(explain(error, tree, json_schema()), next=mend)
 
 
 def _experiment(path: Path, tree: Node) -> Experiment:

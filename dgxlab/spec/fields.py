@@ -206,7 +206,12 @@ Source = Annotated[
 ]
 Op = Annotated[str, Text(r"[A-Z][A-Z0-9_]*", "one operation by ggml's name, as MUL_MAT")]
 Column = Annotated[str, Text(r"[A-Za-z_][A-Za-z0-9_]*", "a parameter's name, as type_a")]
-Counted = Annotated[str, AfterValidator(_counted), Field(json_schema_extra={"pattern": "^[0-9]+/[0-9]+$"})]
+Counted = Annotated[
+    str,
+    BeforeValidator(lambda value: str(value) if type(value) is int else value, json_schema_input_type=str),
+    AfterValidator(_counted),
+    Field(json_schema_extra={"pattern": "^[0-9]+/[0-9]+$"}),
+]
 ModelPath = Annotated[str, Text(r"(/|~/)[^\n]*", "a path on the host, as /... or ~/...")]
 Line = Annotated[str, Field(min_length=1), _ONE_LINE]
 Argument = Annotated[

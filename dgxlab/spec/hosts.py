@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
-from dgxlab.errors import HostError, SpecError, access, edit, one_line
+from dgxlab.errors import HostError, SpecError, access, command, edit, one_line
 from dgxlab.model import HostEntry, Slurm, Text, digest, limit_s
 from dgxlab.spec.fields import Env, Few, Line, ModelPath, Name, Strict, unsafe_flags
 from dgxlab.spec.nodes import explain, locate, nearest, plain, refuse
@@ -132,9 +132,11 @@ def look_up(name: str, paths: Sequence[Path]) -> HostEntry:
     if node and cluster in hosts and (slurm := hosts[cluster].slurm):
         return replace(hosts[cluster], name=name, slurm=replace(slurm, nodelist=node))
     if name not in hosts:
-        why = f"host {name} is not known: no hosts.yaml names it{nearest(name, hosts)}"
+        near = nearest(name, hosts)
         places = "\n".join(f"looked in {path}" for path in paths)
-        raise SpecError(why, details=places, next=f"dgxlab host add {shlex.quote(name)}")
+        # a misspelt name is not to be added
+        mend = "dgxlab host list" if near.endswith("?") else command("dgxlab", "host", "add", name)
+        raise SpecError(f"host {name} is not known: no hosts.yaml names it{near}", details=places, next=mend)
     return hosts[name]
 
 

@@ -104,7 +104,12 @@ def test_plan_prints_what_would_run_and_touches_nothing(project: Project) -> Non
     ]
     assert ran.out.splitlines()[-1] == "9 steps, 8 cells"
     assert sorted(path.name for path in project.folder.iterdir()) == [".dgxlab-root", "experiments", "patches"]
-    assert project.run("plan", TOY, "--host", "elsewhere").out == ran.out
+    elsewhere = project.ok("plan", TOY, "--host", "elsewhere")
+    assert elsewhere.out == ran.out
+    assert "note: host elsewhere is not known: no hosts.yaml names it" in elsewhere.err
+    assert elsewhere.err.endswith("; next: dgxlab host add elsewhere\n")
+    two = project.run("plan", TOY, TOY, "--effect", "2%")
+    assert (two.rc, two.next) == (2, f"dgxlab plan {TOY} --effect 2%")
     words = ("--set", "bench.1.llama-bench.n_gen=8", "--set", "bench.1.llama-bench.n_prompt=64")
     assert "{bin}/llama-bench -m {model:m} -p 64 -n 8 -r 6 -o jsonl" in project.run("plan", TOY, *words).out
     plan = from_json(Plan, project.json("plan", TOY))

@@ -94,8 +94,11 @@ def test_what_is_refused_names_the_file_to_edit(tmp_path: Path, text: str, sente
 
 def test_an_unknown_host_gets_the_nearest_name(tmp_path: Path) -> None:
     path = write(tmp_path / "hosts.yaml", "spark: {ssh: spark}\n")
-    with pytest.raises(SpecError, match=r"host sprak is not known.*; did you mean spark\?"):
+    with pytest.raises(SpecError, match=r"host sprak is not known.*; did you mean spark\?") as near:
         find_host("sprak", [path])
+    with pytest.raises(SpecError, match=r"host box is not known.*; known: local, spark") as new:
+        find_host("box", [path])
+    assert (near.value.next, new.value.next) == ("dgxlab host list", "dgxlab host add box")
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# my hosts\n", "  # dgx: {ssh: dgx}"])

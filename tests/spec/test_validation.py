@@ -100,7 +100,7 @@ REFUSED = [
         (f"gates: [backend-ops: {{{GATE}, expect: {text}}}]", "gates[0].backend-ops.expect: must be all of a positive")
         for text in ("0/0", "1102/1103", "x", "'5'", "1/1/1", "-1/-1", "'1/1 '")
     ),
-    (f"gates: [backend-ops: {{{GATE}, expect: 5}}]", "gates[0].backend-ops.expect: must be text, not 5"),
+    (f"gates: [backend-ops: {{{GATE}, expect: 5}}]", "gates[0].backend-ops.expect: must be all of a positive number"),
     (f"gates: [backend-ops: {{{GATE}, limit_s: 0}}]", "gates[0].backend-ops.limit_s: must be more than 0"),
     (f"gates: [backend-ops: {{{GATE}, env: {{PATH: x}}}}]", "gates[1].backend-ops.env.PATH: cannot be set"),
     ("gates: [engaged: {}]", "gates[1].engaged.stderr: missing"),
@@ -196,6 +196,10 @@ def test_a_value_that_is_refused(text: str, message: str) -> None:
     error = child_refusal(text + "\n").message
     assert error.startswith(f"x.yaml:{2 + text.count(chr(10))}: ")
     assert message in error
+
+
+def test_a_tag_as_pin_leads_to_its_id() -> None:
+    assert child_refusal("llama_cpp: {pin: b6900}\n").next == "dgxlab pin b6900"
 
 
 def test_all_errors_of_a_spec_are_listed_by_line() -> None:
