@@ -6,6 +6,7 @@ Also the user's folders, for what belongs to no project: pins, raw files, hosts.
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 MARKER = ".dgxlab-root"
@@ -56,6 +57,14 @@ def or_init(next: str) -> str:
     folder = root()
     parts = (MARKER, "patches", "experiments", "results.db")
     return next if any((folder / part).exists() for part in parts) else "dgxlab init"
+
+
+def first_command() -> str:
+    """Return what to type where nothing is recorded yet; in a project as `dgxlab init` makes it, its first verdict."""
+    known = specs(root())
+    if known.pop("stock", None) is None:
+        return or_init("dgxlab doctor")
+    return shlex.join(["dgxlab", "ab", "stock", *known] if len(known) == 1 else ["dgxlab", "run", "stock"])
 
 
 def user_folder(variable: str, default: str) -> Path:

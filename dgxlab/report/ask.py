@@ -33,6 +33,7 @@ from dgxlab.model import (
     digest,
     from_json,
 )
+from dgxlab.project import first_command
 from dgxlab.store import REJECTED, UNCOUNTED, gate_digest
 
 if TYPE_CHECKING:
@@ -287,7 +288,7 @@ def _no_session(store: Store, name: str) -> UsageError:
     message = f"{store.path} has no session of an experiment {name!r}"
     if near:
         return UsageError(f"{message}; there is {near[0]!r}", next=f"dgxlab report {near[0]}")
-    return UsageError(message, next="dgxlab sessions")
+    return UsageError(message, next="dgxlab sessions" if names else first_command())
 
 
 def newest_with_verdicts(store: Store, name: str, baseline: str = "", host: str = "") -> Job | None:

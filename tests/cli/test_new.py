@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dgxlab.spec import load
+from dgxlab.store import Store
 from tests import machines, toy
 from tests.cli.conftest import Project, Ran
 from tests.cli.test_help import LEAVES
@@ -126,6 +127,20 @@ def test_an_empty_folder_leads_to_init(empty: Path, dgxlab: Run, words: str) -> 
     ran = dgxlab(*shlex.split(words))
     assert (ran.rc != 0, ran.next) == (True, "dgxlab init")
     assert list(empty.iterdir()) == []
+
+
+def test_a_new_project_leads_to_its_first_verdict(empty: Path, dgxlab: Run) -> None:
+    """Also where only other experiments were measured; a pair that is no experiment here is misspelt."""
+    dgxlab("init")
+    for words in ("jobs", "sessions", "report", "report --update plans/first.md"):
+        assert dgxlab(*words.split()).next == "dgxlab ab stock one-thread"
+    Store.open(empty / "results.db").close()
+    for words in ("report stock", "report --update plans/first.md", "report --check plans/first.md"):
+        assert dgxlab(*words.split()).next == "dgxlab ab stock one-thread"
+    (empty / "experiments" / "one-thread.yaml").unlink()
+    assert dgxlab("report", "--update", "plans/first.md").next == "${EDITOR:-vi} plans/first.md"
+    (empty / "results.db").unlink()
+    assert dgxlab("jobs").next == "dgxlab run stock"
 
 
 def test_an_experiment_needs_a_project(empty: Path, dgxlab: Run) -> None:
