@@ -27,7 +27,8 @@ _NEVER = "over 100"  # shown when more cycles are needed than dgxlab proposes
 def describe(plan: Plan, expected: Mapping[str, float | None]) -> str:
     """Return a plan as text; what only the host knows is a {placeholder}.
 
-    `expected` has the seconds that each step took when it last ran there, by its id; None if it never did.
+    `expected` has the seconds that each step took there, by its id: a build at most, the others the last time; None if
+    that is not known.
     """
     lines = [f"experiment {plan.name}"]
     for arm in plan.arms:
@@ -42,13 +43,15 @@ def describe(plan: Plan, expected: Mapping[str, float | None]) -> str:
             if first != step.id:
                 head, rest = f"[{step.id}] the same as {first}", []
         took = expected.get(step.id)
-        lines += ["", head if not took else f"{head}; {duration(took)} the last time", *rest]
+        when = "the longest so far" if isinstance(step, model.BuildStep) else "the last time"
+        lines += ["", head if not took else f"{head}; {duration(took)} {when}", *rest]
     single = sum(len(step.cells) for step in plan.steps if isinstance(step, RunStep))
     cells = single + sum(len(chain.baseline.cells) for chain in plan.chains)
     known = [took for took in expected.values() if took is not None]
-    never = len(plan.steps) - len(known)
+    unknown = [step.id for step in plan.steps if expected.get(step.id) is None]
     least = f"; about {duration(sum(known))} if nothing is reused" if any(known) else ""
-    least += f", without {plural(never, 'step')} that never ran there" if least and never else ""
+    more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+    least += f", besides {', '.join(unknown[:3])}{more}, of which no time is known" if least and unknown else ""
     return "\n".join([*lines, "", f"{plural(len(plan.steps), 'step')}, {plural(cells, 'cell')}{least}"])
 
 

@@ -233,8 +233,9 @@ def plan(
 ) -> None:
     """Show every command that a full run would execute.
 
-    Earlier results are ignored, and no host is contacted. Beside each step is how long it took the last time, and with
-    --host the last line says what the record already has of that host.
+    Earlier results are ignored, and no host is contacted. Operations and types that the pin does not have are refused.
+    Beside each step is how long it took the last time, a build the longest; with --host the last line says what the
+    record already has of that host.
 
     With a candidate: the commands of an A/B session. With --effect: the effects that such a session can detect, given
     the noise floors in the record, and its duration.
@@ -392,7 +393,7 @@ def _planned(
         with workspace.store() as store:
             device = outlook.device_on(store, first.host, planned)
             planned = outlook.shared(store, planned, device)
-            took = outlook.expected(store, planned, device)
+            took = outlook.expected(store, planned, device, anew=True)
             if beside and (known := missing.recorded(store, PinCache(), request, lambda event: None)):
                 ends.append(describe_recorded(known, first.host))
             if effect or request.baseline:

@@ -153,10 +153,11 @@ def least_s(store: Store, job: Plan, device: str) -> float:
     return sum(filter(None, (*chains, *others)))
 
 
-def expected(store: Store, job: Plan, device: str) -> dict[str, float | None]:
+def expected(store: Store, job: Plan, device: str, *, anew: bool = False) -> dict[str, float | None]:
     """Return how long each step of a job took when it last ran on a device, in seconds; None if it never did.
 
-    A build or a model that an earlier step of the job makes takes 0.
+    A build or a model that an earlier step of the job makes takes 0. With `anew`, a build takes as long as the longest
+    one: later ones of the same pin compile only what has changed.
     """
     times: dict[str, float | None] = {}
     products: set[str] = set()
@@ -167,7 +168,7 @@ def expected(store: Store, job: Plan, device: str) -> dict[str, float | None]:
         elif isinstance(step, BuildStep):
             arm = job.arm(step.arm)
             product = f"{arm.source.tree} {canonical(arm.cmake)}"
-        times[step.id] = 0.0 if product in products else _step_s(store, job, step, device)
+        times[step.id] = 0.0 if product in products else _step_s(store, job, step, device, anew=anew)
         products.add(product)
     return times
 
@@ -192,12 +193,12 @@ def shared(store: Store, job: Plan, device: str) -> Plan:
     return replace(job, steps=tuple(steps))
 
 
-def _step_s(store: Store, job: Plan, step: Step, device: str) -> float | None:
+def _step_s(store: Store, job: Plan, step: Step, device: str, *, anew: bool = False) -> float | None:
     if isinstance(step, BuildStep):
         sql = """SELECT seconds FROM arms JOIN jobs USING (job_id) WHERE device_id = ? AND cmake = ? AND NOT reused
-                 ORDER BY pin = ? DESC, intent_at DESC LIMIT 1"""
+                 ORDER BY pin = ? DESC, iif(?, seconds, intent_at) DESC LIMIT 1"""
         arm = job.arm(step.arm)
-        rows = store.rows(sql, (device, canonical(arm.cmake), arm.source.pin))
+        rows = store.rows(sql, (device, canonical(arm.cmake), arm.source.pin, anew))
     elif isinstance(step, ModelStep):
         sql = """SELECT inputs.seconds FROM inputs JOIN jobs USING (job_id)
                  WHERE job_id IN (SELECT job_id FROM arms WHERE device_id = ?) AND recipe IS ? AND inputs.name = ?
