@@ -292,8 +292,7 @@ class _BlockState:
     state: str  # current, stale, or missing if it names data that does not exist
     reason: str = ""
     page: str = ""
-    next: str = ""
-    """The command that mends it where it is missing."""
+    next: str = ""  # the command that mends it, if it is missing
 
     def __str__(self) -> str:
         why = f": {self.reason}" if self.reason else ""

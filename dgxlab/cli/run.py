@@ -234,8 +234,8 @@ def plan(
     """Show every command that a full run would execute.
 
     Earlier results are ignored, and no host is contacted. Operations and types that the pin does not have are refused.
-    Beside each step is how long it took the last time, a build the longest; with --host the last line says what the
-    record already has of that host.
+    Beside each step is how long it took the last time, a build the longest; with --host the last line says what is
+    recorded there.
 
     With a candidate: the commands of an A/B session. With --effect: the effects that such a session can detect, given
     the noise floors in the record, and its duration.
@@ -245,9 +245,8 @@ def plan(
     from dgxlab.spec.hosts import look_up
 
     if candidate and (tree or effect):
-        option = ("--effect", effect) if effect else ("--tree", tree)
-        mend = command("dgxlab", "plan", spec, *option)
-        raise UsageError(f"{option[0]} is about one experiment, and {spec} and {candidate} are two", next=mend)
+        given = ("--effect", effect) if effect else ("--tree", tree)
+        raise UsageError(f"{given[0]} is about one experiment, not two", next=command("dgxlab", "plan", spec, *given))
     if candidate:
         requests = options.requests("ab", candidate, spec, allow=allow or (), max_s=seconds(max_minutes))
     else:
