@@ -75,7 +75,7 @@ def series(name: str = Argument(help="The new series' name."), *, out: Out) -> N
     Example: dgxlab new series wider-tiles
     """
     from dgxlab.lab import starter
+    from dgxlab.series import first_export
 
     folder = starter.new_series(root(), name)
-    export = command("dgxlab", "patch", "export", name, "--tree", "CHECKOUT", "-m", "SUBJECT")
-    out.result({"folder": str(folder)}, f"{folder}\nits patches: {export}")
+    out.result({"folder": str(folder)}, f"{folder}\nits patches: {first_export(name)}")

@@ -13,7 +13,7 @@ from dgxlab import project
 from dgxlab.cli import _complete
 from dgxlab.cli._app import App, TrustSourceOption, readable_experiments
 from dgxlab.cli._out import Out, plural, typed
-from dgxlab.errors import CheckFailed, SpecError, UsageError, command
+from dgxlab.errors import CheckFailed, SpecError, command
 
 if TYPE_CHECKING:
     from dgxlab.model import Experiment
@@ -101,12 +101,12 @@ class _PinOptions:
 
 
 def known_series(root: Path, names: Sequence[str]) -> Sequence[str]:
-    """Return `names`, or without any all series of a project; UsageError if it has no such one."""
+    """Return `names`, or without any all series of a project; SpecError if one is unknown or has no patches."""
     from dgxlab import series
 
     known = series.names(root)
     if unknown := [name for name in names if name not in known]:
-        raise UsageError(f"{root / 'patches'} has no series {unknown[0]!r}", next="dgxlab patch list")
+        raise series.unknown(root, unknown[0])
     return names or known
 
 
@@ -118,8 +118,9 @@ def list_(*, out: Out) -> None:
     """
     from dgxlab import series
 
-    rows, lines = [], []
     root = project.root()
+    rows: list[dict[str, object]] = []
+    lines: list[str] = []
     for each in (series.read(root, name) for name in series.names(root)):
         patches = [patch.name for patch in each.patches]
         overlays = [f"{overlay.source} -> {overlay.dest}" for overlay in each.overlays]
@@ -127,6 +128,9 @@ def list_(*, out: Out) -> None:
         rows.append({"name": each.name, "digest": each.digest, "patches": patches, "overlays": overlays, "pins": pins})
         others = [f"for pin {pin}: @{digest[:12]}" for pin, digest in pins.items()]
         lines += [f"{each.name}@{each.digest[:12]}", *(f"  {line}" for line in (*patches, *overlays, *others))]
+    for name in series.begun(root):
+        rows.append({"name": name, "digest": None, "patches": [], "overlays": [], "pins": {}})
+        lines += [name, f"  no patches yet: {series.first_export(name)}"]
     out.result(rows, "\n".join(lines) or "no series")
 
 
@@ -148,20 +152,22 @@ def check(
 
     root = project.root()
     known_series(root, names or ())
+    if not names and (begun := series.begun(root)):
+        out.note(f"left out, as they have no patches yet: {', '.join(begun)}")
     cache, each = options.fetch_each(names or (), out)
-    rows, lines, bad = [], [], []
+    rows, lines, mends = [], [], []
     for at, wanted in each.items():
         problems = {name: series.check(root, name, cache, at) for name in wanted}
-        rows.append({"pin": at, "problems": problems})
+        rows.append({"pin": at, "problems": {name: list(listed) for name, listed in problems.items()}})
         lines += [f"pin {at[:12]}", *([] if wanted else ["no series"])]
         for name, listed in problems.items():
             lines += [f"{name}: {plural(len(listed), 'problem')}", *(f"  {problem}" for problem in listed)]
-            bad += [(name, at)] if listed else []
+            mends += [(at, mend) for mend in listed.values()]
     out.result(rows, "\n".join(lines))
-    if bad:
-        (name, at), *_ = bad
-        mend = f"dgxlab patch refresh {name} --pin {at}" + " --beside" * (len(each) > 1)
-        raise CheckFailed(f"not every series applies to pin {at[:12]}", next=mend)
+    if mends:
+        (at, mend), *_ = mends
+        beside = " --beside" * (len(each) > 1 and mend.startswith("dgxlab patch refresh "))
+        raise CheckFailed(f"not every series applies to pin {at[:12]}", next=mend + beside)
 
 
 @app.add

@@ -18,7 +18,19 @@ from dgxlab.errors import PatchError, SpecError
 from dgxlab.model import Source, digest
 from dgxlab.series.checkout import apply_tree, bases, changed_lines, diff, export, remake, untracked
 from dgxlab.series.patchfile import NO_BLOB, Patch
-from dgxlab.series.series import Series, content_of, folder_for, inspect, names, own_pins, place_for, read, write_whole
+from dgxlab.series.series import (
+    Series,
+    begun,
+    content_of,
+    first_export,
+    folder_for,
+    names,
+    own_pins,
+    place_for,
+    read,
+    unknown,
+    write_whole,
+)
 from dgxlab.series.stack import Stack, changed_files
 from dgxlab.source.cache import PINS, PinCache, check_pin
 
@@ -27,16 +39,19 @@ __all__ = [
     "apply",
     "apply_tree",
     "bases",
+    "begun",
     "changed_lines",
     "check",
     "diff",
     "export",
+    "first_export",
     "names",
     "own_pins",
     "place_for",
     "read",
     "refresh",
     "remake",
+    "unknown",
     "untracked",
 ]
 
@@ -78,8 +93,8 @@ def apply(cache: PinCache, pin: str, series: Sequence[Series]) -> Source:
         return Source(pin, stack.tree(), stack.commit, refs)
 
 
-def check(root: Path, name: str, cache: PinCache, pin: str) -> list[str]:
-    """Return the problems of the series patches/<name> of the project `root` on a pin, as sentences; [] for none.
+def check(root: Path, name: str, cache: PinCache, pin: str) -> dict[str, str]:
+    """Return the problems of the series patches/<name> of the project `root` on a pin: sentences, and what mends each.
 
     A series has no problem if every file is listed once and readable, every patch changes exactly the blobs that it
     names into those that it names, none is what a merge left over, and `git format-patch` would write each patch
@@ -89,22 +104,24 @@ def check(root: Path, name: str, cache: PinCache, pin: str) -> list[str]:
         SpecError: if the pin is not in the cache.
     """
     cache.require(pin)
-    series, problems = inspect(root, name, pin)
-    if series is None or problems:
-        return problems
+    try:
+        series = read(root, name, pin)
+    except SpecError as error:
+        return dict.fromkeys(error.details.splitlines() or [error.message], error.next)
+    problems: dict[str, str] = {}
     with Stack.on(cache, pin) as stack:
         try:
             for patch in series.patches:
-                left_over = sorted(path for path in patch.paths if path.endswith((".orig", ".rej")))
-                problems += [f"{patch.name} adds {path}, which a merge left over" for path in left_over]
+                for path in sorted(path for path in patch.paths if path.endswith((".orig", ".rej"))):
+                    mend = f"remove it in a checkout, then dgxlab patch export {name} --tree CHECKOUT"
+                    problems[f"{patch.name} adds {path}, which a merge left over"] = mend
                 stack.push(series, patch)
                 if patch.content != stack.format():
-                    problems.append(f"{patch.name} is not as git format-patch writes it; dgxlab patch refresh mends it")
+                    mend = f"dgxlab patch refresh {name} --pin {pin}"
+                    problems[f"{patch.name} is not as git format-patch writes it; dgxlab patch refresh mends it"] = mend
             stack.overlay(series)
         except PatchError as error:
-            files = error.details.splitlines()
-            more = files[1:] if files and error.message.endswith(f": {files[0]}") else files
-            problems += [error.message, *more]
+            problems |= dict.fromkeys([error.message, *error.details.splitlines()[1:]], error.next)
     return problems
 
 

@@ -86,6 +86,26 @@ def names(root: Path) -> list[str]:
     return sorted(path.parent.name for path in (root / "patches").glob("*/series"))
 
 
+def begun(root: Path) -> list[str]:
+    """Return the names of the folders in patches/ that have no patches yet, for no pin."""
+    folders = [path for path in (root / "patches").glob("*/") if NAME.fullmatch(path.name)]
+    return sorted(path.name for path in folders if not any(path.rglob("series")))
+
+
+def unknown(root: Path, name: str) -> SpecError:
+    """Return the error for a name that is not in `names`: its folder has no patches, or there is no such series."""
+    if name in begun(root):
+        return SpecError(f"series {name} has no patches yet", next=first_export(name))
+    near = difflib.get_close_matches(name, [*names(root), *begun(root)], 1)
+    message = f"{root / 'patches'} has no series {name!r}" + (f"; there is {near[0]!r}" if near else "")
+    return SpecError(message, next="dgxlab patch list")
+
+
+def first_export(name: str) -> str:
+    """Return the command that makes the patches of a series."""
+    return command("dgxlab", "patch", "export", name, "--tree", "CHECKOUT", "-m", "SUBJECT")
+
+
 def own_place(name: str, pin: str) -> str:
     """Return the path, in the project, of a series' own patches for a pin."""
     return f"patches/{name}/{pin[:12]}"
@@ -120,13 +140,13 @@ def read(root: Path, name: str, pin: str = "") -> Series:
         name: A series as `model.SERIES` has it: `w4a16:1-2` is its first two patches, with all overlays.
 
     Raises:
-        SpecError: if it has problems, which `details` lists, or no such patch.
+        SpecError: if there is none, it has problems, which `details` lists, or no such patch.
     """
     name, _, numbers = name.partition(":")
-    series, problems = inspect(root, name, pin)
-    if series is None or problems:
+    series, problems = _inspect(root, name, pin)
+    if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        message, mend = f"series {name}: {problems[0]}{more}", f"mend {place_for(root, name, pin)}/series"
+        message, mend = f"series {name}: {problems[0]}{more}", f"mend the files in {series.place}"
         raise SpecError(message, next=mend, details="\n".join(problems))
     return _part(series, numbers) if numbers else series
 
@@ -143,19 +163,18 @@ def _part(series: Series, numbers: str) -> Series:
     return replace(series, name=f"{series.name}:{numbers}", patches=chosen, whole=series)
 
 
-def inspect(root: Path, name: str, pin: str = "") -> tuple[Series | None, list[str]]:
-    """Return the series patches/<name>, for a pin, and the problems of its files; None without a `series` file."""
+def _inspect(root: Path, name: str, pin: str) -> tuple[Series, list[str]]:
+    """Return the series patches/<name>, for a pin, and the problems of its files; SpecError if there is none."""
     if not NAME.fullmatch(name):
-        return None, [f"{name!r} is no name for a series"]
+        raise SpecError(f"{name!r} is no name for a series", next="dgxlab patch list")
     place = place_for(root, name, pin)
     folder = root / place
     if not (folder / "series").is_file():
-        near = difflib.get_close_matches(name, names(root), 1)
-        return None, [f"there is no {folder / 'series'}" + (f"; is it {near[0]}?" if near else "")]
+        raise unknown(root, name)
     try:
         lines = parse(content_of(root, f"{place}/series").decode())
     except ValueError as error:
-        return None, [str(error)]
+        return Series(name, (), place=place), [str(error)]
     problems: list[str] = []
     patches: list[Patch] = []
     overlays: list[Overlay] = []
@@ -170,7 +189,7 @@ def inspect(root: Path, name: str, pin: str = "") -> tuple[Series | None, list[s
         except ValueError as error:
             problems.append(str(error) if line.dest else f"{line.name}: {error}")
     unlisted = {path.name for path in folder.glob("*.patch")} - {line.name for line in lines}
-    problems += [f"{file} is not in its series file" for file in sorted(unlisted)]
+    problems += [f"{file} is not in its series file: list it there or remove it" for file in sorted(unlisted)]
     for patch in patches:
         for overlay in overlays:
             if overlay.dest in patch.paths:

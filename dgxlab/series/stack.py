@@ -172,7 +172,7 @@ def _refused(series: Series, patch: Patch, problem: str, mend: str = "", details
 def _damaged(series: Series, patch: Patch, err: str) -> PatchError:
     problem = f"does not apply, not even to what it was made on: {reason(err)}"
     mend = f"mend the patch, or make it anew from a checkout: dgxlab patch export {series.folder} --tree CHECKOUT"
-    return _refused(series, patch, problem, mend, err.strip())
+    return _refused(series, patch, problem, mend)
 
 
 def _misfits(patch: Patch, blobs: Mapping[str, str]) -> list[str]:

@@ -180,8 +180,16 @@ def test_a_name_that_yaml_takes_for_something_else(project: Project, name: str) 
 
 def test_a_new_series_takes_a_checkout(project: Project, tmp_path: Path) -> None:
     ran = project.ok("new", "series", "more")
-    assert "dgxlab patch export more --tree CHECKOUT" in ran.out
-    assert project.ok("patch", "list").out == "no series\n"
+    assert "dgxlab patch export more --tree CHECKOUT -m SUBJECT" in ran.out
+    export = "dgxlab patch export more --tree CHECKOUT -m SUBJECT"
+    assert project.ok("patch", "list").out == f"more\n  no patches yet: {export}\n"
+    assert "left out, as they have no patches yet: more\n" in project.ok("patch", "check").err
+    spec = project.spec("more", "extends: toy.yaml\nseries: [more]\n")
+    for command in (("plan", spec), ("patch", "check", "more"), ("patch", "refresh", "more")):
+        ran = project.run(*command)
+        assert (ran.rc, ran.error, ran.next) == (9, "series more has no patches yet", export)
+    near = project.run("patch", "check", "mroe")
+    assert (near.rc, near.error.endswith("has no series 'mroe'; there is 'more'")) == (9, True)
     checkout = project.checkout(tmp_path / "llama.cpp")
     (checkout / "new.c").write_text("int more(void);\n")
     project.ok("patch", "export", "more", "--tree", checkout, "-m", "toys : add more")

@@ -37,7 +37,7 @@ def test_commits(project: Project) -> None:
     assert [patch.name for patch in patches] == ["ggml-start-one-twice.patch", "ops-new-v2.patch"]
     assert b"Ann Author" in patches[0].content
     assert project.apply("mine").tree == git(project.clone, "rev-parse", "HEAD^{tree}")
-    assert series.check(project.root, "mine", project.cache, project.pin) == []
+    assert series.check(project.root, "mine", project.cache, project.pin) == {}
 
 
 def test_beside_the_patches_for_another_pin(project: Project) -> None:
@@ -55,7 +55,7 @@ def test_beside_the_patches_for_another_pin(project: Project) -> None:
     assert [overlay.dest for overlay in beside.overlays] == ["ggml/k.cu"]
     assert project.files("mine") == before
     for pin in (project.pin, later):
-        assert series.check(project.root, "mine", project.cache, pin) == []
+        assert series.check(project.root, "mine", project.cache, pin) == {}
 
 
 def test_what_is_not_committed(project: Project) -> None:
