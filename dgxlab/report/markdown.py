@@ -15,7 +15,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from dgxlab import units
-from dgxlab.errors import UsageError
+from dgxlab.errors import UsageError, command
 from dgxlab.report.cells import layout, legend, text
 from dgxlab.report.evidence import range_of
 from dgxlab.report.records import (
@@ -200,20 +200,24 @@ class _Sheet:
         self.notes = list(numbered.values())
         self.ends = [] if wide else [failure for failure in failures if failure.kind == "session"]
         self.failures = failures if wide else []
-        self.omitted = "" if wide else ", ".join(_omitted(tables, failures))
+        self.omitted = "" if wide else _omitted(tables, failures)
         marked = any(flag.hard for table in tables if table.kind != "published" for flag in table.flags)
         self.legend = legend((number for number in numbers if isinstance(number, Number)), marked=marked)
 
 
-def _omitted(tables: Sequence[Table], failures: Sequence[Failure]) -> Iterator[str]:
+def _omitted(tables: Sequence[Table], failures: Sequence[Failure]) -> str:
+    """Return how much is shown with --wide alone, and the commands that list it; "" for nothing."""
     cycles = {(table.provenance.sessions, each.chain, each.cycle) for table in tables for each in table.discards}
     counts = Counter({("cycle", "discarded"): len(cycles)})
-    runs = (failure for failure in failures if failure.kind != "session")
+    runs = [failure for failure in failures if failure.kind != "session"]
     counts.update((run.kind, run.status + " (counted later)" * run.again) for run in runs)
     counts["flag", ""] = sum(not flag.hard for table in tables for flag in table.flags)
-    for (noun, what), count in counts.items():
-        if count:
-            yield f"{count} {noun}{'s' * (count > 1)} {what}".rstrip()
+    parts = [f"{count} {noun}{'s' * (count > 1)} {what}".rstrip() for (noun, what), count in counts.items() if count]
+    noted = (table for table in tables if table.discards or not all(flag.hard for flag in table.flags))
+    sides = (side.provenance.sessions for table in noted for side in _sides(table))
+    sessions = dict.fromkeys([*(run.session for run in runs), *(name for names in sides for name in names)])
+    commands = [command("dgxlab", "report", alias(session), "--wide") for session in sessions]
+    return f"{', '.join(parts)}: see {', '.join(commands)}" if parts else ""
 
 
 def _choose(table: Table, names: Sequence[str], *, wide: bool) -> tuple[list[Column], Row]:

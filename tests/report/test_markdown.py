@@ -153,7 +153,8 @@ def test_what_does_not_count_is_counted() -> None:
     )
     report = Report("x", "", (table({"model": "m"}, flags=flags),), (), failures)
     page, wide = render(report), render(report, wide=True)
-    assert "\n1 run failed (counted later), 1 gate failed, 2 flags: --wide lists them\n" in page
+    see = "see dgxlab report abc123 --wide, dgxlab report -toy-a --wide"  # a command without --wide may have printed it
+    assert f"\n1 run failed (counted later), 1 gate failed, 2 flags: {see}\n" in page
     assert "\n- **hard event** in every row: hot\n" in page
     assert "\n- **session abc123** lost: rebooted\n" in page
     assert "capped" not in page
