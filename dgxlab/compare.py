@@ -12,7 +12,7 @@ from itertools import zip_longest
 from typing import Any
 
 from dgxlab.errors import AGAIN, SpecError, command, edit
-from dgxlab.model import Bench, Cell, EngagedGate, Experiment, ParityGate, about, canonical, to_json, type_of
+from dgxlab.model import Bench, Cell, EngagedGate, Experiment, Gate, ParityGate, about, canonical, to_json, type_of
 from dgxlab.tools import Launch, ServeBench, bench_of, keys_of
 from dgxlab.tools.llama_server import setup
 
@@ -111,16 +111,31 @@ def _plain(value: Any) -> str:
 
 
 def _gates(experiment: Experiment) -> dict[str, str]:
-    """Return each gate by what it checks; the expected count is part of its value, not of its key."""
+    """Return each gate in words by what it checks; the expected count is part of its value, not of its key."""
     gates: dict[str, str] = {}
-    for gate in experiment.gates:
-        fields = {name: value for name, value in to_json(gate).items() if value not in (None, {}) and name != "limit_s"}
-        names = [str(fields.pop(key)) for key in ("op", "backend", "stderr") if key in fields]
-        name = " ".join(names) if isinstance(gate, (ParityGate, EngagedGate)) else about(gate)
-        if env := fields.pop("env", None):  # the same check in another environment is another gate
-            name += f" {_plain(env)}"
-        gates[name] = "; ".join(filter(None, (gates.get(name), _plain(fields))))  # of others by this name too
+    for name, value in map(_gate, experiment.gates):
+        gates[name] = "; ".join(filter(None, (gates.get(name), value)))  # of others by this name too
     return gates
+
+
+def _gate(gate: Gate) -> tuple[str, str]:
+    if isinstance(gate, EngagedGate):
+        return repr(gate.stderr), f"on stderr of {', '.join(gate.tools)}"
+    every = {**to_json(gate), "expect": getattr(gate, "expect", None)}
+    fields = {key: value for key, value in every.items() if value not in (None, "", {}) and key != "limit_s"}
+    name = f"{fields.pop('op')} {fields.pop('backend')}" if isinstance(gate, ParityGate) else about(gate)
+    if env := fields.pop("env", None):  # the same check in another environment is another gate
+        name += f" {_words(env)}"
+    marker = fields.pop("engaged", None)
+    demands = [f"{key} {_words(value)}" for key, value in fields.items()]
+    return name, ", ".join([*demands, *([f"{marker!r} on stderr"] if marker else [])])
+
+
+def _words(value: Any) -> str:
+    """Return a gate's setting in words: `1103/1103`, `n=1,2`, `-GGML_X` for a variable that is unset."""
+    if isinstance(value, Mapping):
+        return " ".join(f"-{name}" if each is None else f"{name}={_words(each)}" for name, each in value.items())
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _of_models(left: Experiment, right: Experiment) -> Iterator[Difference]:

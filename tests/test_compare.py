@@ -10,9 +10,12 @@ from dgxlab.compare import MUST_AGREE, Difference, differences, pairs, refuse
 from dgxlab.errors import SpecError
 from dgxlab.model import EngagedGate, Expectation, Experiment, FileModel, Session
 from dgxlab.spec import load
-from dgxlab.tools import Launch
+from dgxlab.tools import GreedyGate, Launch
 from tests import toy
 from tests.conftest import PROJECT
+
+COUNTED, ON_STDERR = "expect 4/4, unsupported 1", "on stderr of serve, profile"
+GREEDY = GreedyGate("m", env={"A": "1"}, against={"X": None, "Y": ""})
 
 
 @pytest.fixture
@@ -34,9 +37,13 @@ def test_the_same_experiment_differs_in_nothing(baseline: Experiment) -> None:
         ({"env": {"GGML_X": ""}}, ['env GGML_X: - -> ""']),
         ({"host": "dgx"}, ["host: local -> dgx"]),
         ({"session": Session(cycles=4)}, ["session cycles: 0 -> 4"]),
-        ({"gates": (toy.parity(5),)}, ["gates MUL_MAT CPU: "]),
-        ({"gates": (toy.parity(), EngagedGate("here:"))}, ["gates here:: - -> "]),
-        ({"gates": (toy.parity(), replace(toy.parity(5), where={"n": (1,)}))}, ["gates MUL_MAT CPU: "]),
+        ({"gates": (toy.parity(5),)}, [f"gates MUL_MAT CPU: {COUNTED} -> expect 5/5, unsupported 1"]),
+        ({"gates": (toy.parity(), EngagedGate("here:", ("serve", "profile")))}, [f"gates 'here:': - -> {ON_STDERR}"]),
+        (
+            {"gates": (toy.parity(), replace(toy.parity(5), where={"n": (1, 2), "k": (4,)}, engaged="on"))},
+            [f"gates MUL_MAT CPU: {COUNTED} -> {COUNTED}; expect 5/5, unsupported 1, where n=1,2 k=4, 'on' on stderr"],
+        ),
+        ({"gates": (toy.parity(), GREEDY)}, ["gates greedy of m A=1: - -> model m, n_ubatch 512, against -X Y=, "]),
         ({"models": {"m": FileModel("/other.gguf")}}, ["models m: "]),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -72,6 +72,8 @@ def _step(step: model.Step) -> Iterator[str]:
             yield _command(step.commands[0].argv, step.env)
             changed = model.CHANGED * gate.overridden
             yield f"  must pass {gate.expect or 'every case; the count is recorded'}{changed}"
+            if gate.engaged:
+                yield f"  must hold: {gate.engaged!r} on stderr"
             return
         text = f"{{text}} is {plural(step.text.words, 'word')} of seed {step.text.seed}" if step.text else ""
         files = f"{{files}} is a folder with {plural(len(step.files), 'file')}" if step.files else ""
@@ -80,6 +82,7 @@ def _step(step: model.Step) -> Iterator[str]:
         yield f"  must hold: {'; '.join(gate.limits())}"
     else:
         yield _command(step.argv, step.env)
+        yield from _markers(step)
         yield _cells(step)
 
 
@@ -91,10 +94,12 @@ def _chain(step: ChainStep) -> Iterator[str]:
     if step.candidate == step.baseline:
         yield "  baseline and candidate"
         yield _command(step.baseline.argv, step.baseline.env)
+        yield from _markers(step.baseline)
     else:
-        for run, role in ((step.baseline, BASELINE), (step.candidate, CANDIDATE)):
+        for run, role, absent in ((step.baseline, BASELINE, step.absent), (step.candidate, CANDIDATE, ())):
             yield f"  {role} {run.arm}"
             yield _command(run.argv, run.env)
+            yield from _markers(run, absent)
     yield _cells(step.baseline)
     if 0 < step.cycles <= 3:
         order = f"A{' B A' * step.cycles}"
@@ -115,6 +120,13 @@ def _chain(step: ChainStep) -> Iterator[str]:
     costs = f"a step of more than {limit} costs its cycle, which no other replaces"
     apart = f"baselines at most {limit} apart" if step.screen else costs
     yield f"  thermal {step.thermal}: {conditions}; {apart}"
+
+
+def _markers(run: RunStep, absent: Sequence[str] = ()) -> Iterator[str]:
+    """Yield a line with what must be on a run's stderr, and what must not."""
+    limits = [*(f"{marker!r} on stderr" for marker in run.markers), *(f"{marker!r} not on stderr" for marker in absent)]
+    if limits:
+        yield f"  must hold: {'; '.join(limits)}"
 
 
 def _cells(step: RunStep) -> str:

@@ -57,7 +57,7 @@ ASIDE: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "steps": (("step",), ("notes",)),
     "levers": (("lever",), ("hypothesis", "why")),
     "tries": (("try",), ("because", "why")),
-    "gates": (("gate", "when"), ("found",)),
+    "gates": (("gate", "op", "when"), ("found", "engaged")),
     "imported": (("file",), ("told",)),
 }
 """By form, the columns that name a row, and the columns of long texts; without --wide these become notes beneath."""

@@ -195,8 +195,9 @@ def _kind(backend: str) -> str:
 MODEL_GATES = "Gates on models and kernels"
 
 PARITY_COLUMNS = columns(
-    "op backend env count unsupported expected status flaky",
+    "op backend env engaged count unsupported expected status flaky",
     "count unsupported expected",
+    engaged="must hold",
     count="passed/total",
     flaky="flaky cases",
 )
@@ -233,7 +234,7 @@ def gate_rows(
     for title, every, shown in (("Gates", PARITY_COLUMNS, parity), (MODEL_GATES, CHECK_COLUMNS, checks)):
         rows = [row for _, row in shown]
         # optional columns such as environments only if some row has a value
-        optional = ("env",) if every is PARITY_COLUMNS else [column.key for column in every]
+        optional = ("env", "engaged") if every is PARITY_COLUMNS else [column.key for column in every]
         kept = [each for each in every if each.key not in optional or any(row.get(each.key) for row in rows)]
         if rows:
             yield title, [gate for gate, _ in shown], tuple(kept), rows
@@ -246,6 +247,8 @@ def status_of(gate: Mapping[str, Any]) -> str:
 
 def _parity_row(asked: ParityGate, gate: Mapping[str, Any] | None) -> Row:
     row: dict[str, Value] = {"op": asked.what, "backend": asked.backend, "status": "not run"}
+    if asked.engaged:
+        row["engaged"] = f"{asked.engaged!r} must be on stderr" + (f" with {env_text(asked.env)}" if asked.env else "")
     if gate is None:
         return row
     counts = [units.MISSING if gate[key] is None else str(gate[key]) for key in ("passed", "total")]

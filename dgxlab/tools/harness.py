@@ -90,7 +90,8 @@ class HarnessGate(Check):
     def limits(self) -> tuple[str, ...]:
         """Return what must hold for the gate to pass, in words."""
         # older records may lack the number of tests
-        return (f"{self.tests} tests pass" if self.tests else "every test passes, and there are some",)
+        tests = f"{self.tests} tests pass" if self.tests else "every test passes, and there are some"
+        return (tests, *([f"{self.engaged!r} on stderr"] if self.engaged else []))
 
     def step(self, env: Mapping[str, str], root: str) -> dict[str, Any]:
         """Return the command and the sources that it compiles; raises SpecError if `kernel_files` does."""

@@ -116,6 +116,19 @@ def test_plan_prints_what_would_run_and_touches_nothing(project: Project) -> Non
     assert [step.id for step in plan.steps][-1] == "run:2"
 
 
+def test_plan_says_what_must_be_on_stderr(project: Project) -> None:
+    """Of a gate, of the runs of an arm, and for a baseline what must not be there."""
+    marked = 'engaged: "toy-path: on"'
+    gates = f"  - engaged: {{stderr: 'toy-path: on'}}\n  - backend-ops: {{op: MUL_MAT, backend: CPU, {marked}}}\n"
+    project.spec("marked", f"extends: toy.yaml\nenv: {{TOY_PATH: '1'}}\ngates:\n{gates}")
+    alone = project.ok("plan", "marked").out
+    assert "  must pass 4/4\n  must hold: 'toy-path: on' on stderr\n" in alone
+    assert alone.count("must hold: 'toy-path: on' on stderr\n") == 4
+    both = project.ok("plan", "toy", "marked").out
+    for role, words in (("baseline toy", "not on stderr"), ("candidate marked", "on stderr")):
+        assert len(re.findall(rf"  {role}\n  .*\n  must hold: 'toy-path: on' {words}\n", both)) == 3
+
+
 def test_plan_knows_what_the_record_has(measured: Project) -> None:
     """How long each step took is beside it; --host adds what is done there already."""
     plain = measured.ok("plan", TOY).out

@@ -56,6 +56,13 @@ def test_environment_tells_rows_apart(store: Store) -> None:
     assert [row[2] for row in body] == [DASH, "GGML_CUDA_W4A16=1"]
 
 
+def test_what_a_gate_must_find_on_stderr_is_beneath(store: Store) -> None:
+    gate = replace(h200().gates[0], engaged="w4a16: on", env={"GGML_CUDA_W4A16_MIN_N": "1"})
+    Session(store, h200(gates=(gate,), bench=()), JOB).build().gates().end()
+    note = "\n- MUL_MAT: 'w4a16: on' must be on stderr with GGML_CUDA_W4A16_MIN_N=1\n"
+    assert [note in render(collect(store, "h200"), wide=wide) for wide in (False, True)] == [True, True]
+
+
 def test_op_columns_come_in_the_order_of_a_gemm(store: Store) -> None:
     table = only_table(
         store,

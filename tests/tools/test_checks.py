@@ -107,6 +107,7 @@ def test_what_was_read_is_shown() -> None:
     assert not list(RATIO.shown({"arm": BROKEN}))
     assert list(GROWTH.shown(grown(0.003, 0.002)))[:2] == ["KLD 0.003000", "KLD at n_ctx 256 0.002000"]
     assert list(HarnessGate("toy").shown({"arm": PASSED})) == ["72 of 72 tests passed"]
+    assert HarnessGate("toy", tests=72, engaged="fast: on").limits() == ("72 tests pass", "'fast: on' on stderr")
 
 
 @pytest.mark.parametrize(("n_ubatch", "vacuous"), [(1, False), (511, False), (512, True), (4096, True)])
