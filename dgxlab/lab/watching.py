@@ -74,7 +74,9 @@ def _round(lab: Lab, request: Request, number: int, shown: Callable[[], Abstract
         "SELECT label, metric, verdict, effect FROM verdict_list WHERE job_id = ? ORDER BY position", (outcome.job_id,)
     )
     failure = outcome.error
-    why = ": ".join([failure.message, *failure.details.splitlines()[:1]]) if failure else ""
+    why = failure.message if failure else ""
+    if failure and (first := failure.details.partition("\n")[0]) not in why:
+        why += f": {first}"
     took = time.monotonic() - begin
     return Round(number, outcome.experiment.name, outcome.job_id, took, tuple(outcome.gates), tuple(rows), why)
 

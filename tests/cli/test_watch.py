@@ -5,6 +5,7 @@ import os
 import signal
 from pathlib import Path
 
+from tests import toy
 from tests.cli.conftest import Project
 from tests.cli.test_trees import STOCK, edit
 
@@ -33,11 +34,16 @@ def test_each_saved_state_is_a_round(project: Project, tmp_path: Path) -> None:
     third = json.loads(child.stdout.readline())
     assert [row["verdict"] for row in third["verdicts"]] == ["invalid"]
     assert "oops" in third["error"]
+    toy.git(checkout, "checkout", "-q", "tools/llama-bench.c")
+    suite = checkout / "tools" / "test-backend-ops.c"
+    suite.write_text(suite.read_text().replace("int failing = ", "int failing = 1 || "))
+    fourth = json.loads(child.stdout.readline())
+    assert fourth["error"].count("MUL_MAT(type_a=q4_0,n=9)") == 1
     os.killpg(child.pid, signal.SIGINT)
     rest, err = child.communicate(timeout=60)
-    assert (child.returncode, rest, err.splitlines()[-1]) == (0, "", "stopped after 3 rounds")
+    assert (child.returncode, rest, err.splitlines()[-1]) == (0, "", "stopped after 4 rounds")
     kinds = [row["kind"] for row in project.json("sessions")]
-    assert (kinds.count("screen"), kinds.count("noise")) == (3, 1)
+    assert (kinds.count("screen"), kinds.count("noise")) == (4, 1)
     assert project.run("cancel").error == "no job is running that this record knows"
 
 
