@@ -19,9 +19,13 @@ from dgxlab.units import conditions, duration, metric, ranges, size, style
 
 
 class Lines:
-    """Makes lines of text from the events of a job. A run of a chain is shown with the `chain` event after it."""
+    """Makes lines of text from the events of a job. A run of a chain is shown with the `chain` event after it.
 
-    def __init__(self) -> None:
+    `arms` is how many the job has, if its builds may not be among the events.
+    """
+
+    def __init__(self, arms: int = 1) -> None:
+        self._arms = arms
         self._run: events.RunEvent | None = None  # of a chain, ended and not shown yet
         # of the job that is shown
         self._sources: dict[str, Source] = {}  # by arm
@@ -47,7 +51,7 @@ class Lines:
             case "model":
                 return [f"model {event.name}: {event.path}, {size(event.size)}"]
             case "gate":
-                return [_gate(event, len(self._sources) > 1, records=self._records(event))]
+                return [_gate(event, max(self._arms, len(self._sources)) > 1, records=self._records(event))]
             case "run" if event.chain:
                 self._run = event
             case "run":
@@ -159,21 +163,21 @@ def notes(out: Out) -> Callable[[events.Event], None]:
 
 
 @contextmanager
-def display(out: Out, logged: str = "") -> Iterator[Callable[[events.Event], None]]:
+def display(out: Out, logged: str = "", arms: int = 1) -> Iterator[Callable[[events.Event], None]]:
     """Yield a function that prints the events of a job to stderr, on a terminal with a progress bar.
 
-    In a log only events of the kind `logged` are printed, all if it is "".
+    `arms` is as in `Lines`. In a log only events of the kind `logged` are printed, all if it is "".
     """
     if out.quiet:
         yield lambda event: None
     elif sys.stderr.isatty():
         from dgxlab.cli._terminal import Bar
 
-        bar = Bar()
+        bar = Bar(arms)
         with bar.progress:
             yield bar.show
     else:
-        lines, waits = Lines(), Waits()
+        lines, waits = Lines(arms), Waits()
 
         def show(event: events.Event) -> None:
             for line in filter(None, [waits.of(event), *lines.of(event)]):

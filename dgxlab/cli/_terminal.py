@@ -141,15 +141,15 @@ class _Page(Markdown):
 
 
 class Bar:
-    """Prints the events of a job as lines, above one progress bar."""
+    """Prints the events of a job as lines, above one progress bar; `arms` is as in `Lines`."""
 
-    def __init__(self) -> None:
+    def __init__(self, arms: int = 1) -> None:
         self.console = Console(stderr=True, highlight=False)
         text = TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True))  # what is cut
         columns = (SpinnerColumn(), text, BarColumn(10), MofNCompleteColumn(), TimeElapsedColumn())
         self.progress = Progress(*columns, console=self.console, transient=True, expand=True)
         self.task = self.progress.add_task("waiting for the job", total=None)
-        self.lines = Lines()
+        self.lines = Lines(arms)
 
     def show(self, event: Any) -> None:
         """Print the lines of an event, and update the bar."""

@@ -85,7 +85,7 @@ def attach(job: _RunningArgument = None, host: _WhereOption = None, *, workspace
     Example: dgxlab attach 20261120-120301-quickstart-3f2a9c
     """
     from dgxlab import report
-    from dgxlab.cli._display import display
+    from dgxlab.cli._display import display, notes
     from dgxlab.cli._on_end import on_end
     from dgxlab.lab.jobs import adopt, find, follow
 
@@ -94,8 +94,8 @@ def attach(job: _RunningArgument = None, host: _WhereOption = None, *, workspace
         connected, job_id = find(lab, job, host)
         error: DgxlabError | None
         try:
-            with display(out) as watch:
-                adopt(lab, connected, job_id, watch)
+            adopt(lab, connected, job_id, notes(out))
+            with display(out, arms=len(lab.store.job(job_id).plan.arms)) as watch:
                 error = follow(lab, connected, job_id, watch)
         except JobLost as lost:
             error = lost

@@ -247,6 +247,20 @@ def test_a_session_that_goes_on_shows_how_far_it_is(two: Project) -> None:
     assert two.ok("sessions").out.endswith("  cancelled; invalid: 2 of 2 invalid\n")
 
 
+def test_whoever_attaches_is_told_whose_gate_it_is(two: Project) -> None:
+    child = two.spawn("ab", "stream", "half")
+    assert child.stderr
+    job = ""
+    while not (line := child.stderr.readline()).startswith("chain:0"):
+        assert line
+        job = line.split()[1] if line.endswith("runs on local\n") else job
+    os.killpg(child.pid, signal.SIGINT)
+    child.communicate(timeout=60)
+    lines = two.ok("attach", job).err.splitlines()
+    gates = [line.split(":")[0] for line in lines if line.startswith("gate ")]
+    assert gates == [f"gate MUL_MAT on CPU of {arm}, after the chains" for arm in ("stream", "half")]
+
+
 def test_a_line_of_a_chain_says_what_is_wrong_with_it() -> None:
     """A failed run, a cooling device, an end without a run; and no run of a chain is told twice."""
     shown = Lines()
