@@ -103,14 +103,23 @@ def match_rows(
     of_rows = [(params(row), row) for row in rows]
     for cell in cells:
         asked = cell.params.items()
-        mine = [row for known, row in of_rows if all(k in known and equal(v, known[k]) for k, v in asked)]
+        mine = [pair for pair in of_rows if all(k in pair[0] and equal(v, pair[0][k]) for k, v in asked)]
         try:
             if len(mine) != 1:
-                raise Refused(f"{len(mine)} rows belong to it, not one" if mine else "it has no row")
-            results.append(read(cell, mine[0]))
+                raise Refused(_several(mine) if mine else "it has no row")
+            results.append(read(cell, mine[0][1]))
         except Refused as error:
             sentences.append(f"{cell.label}: {error}")
     return Parsed(tuple(results), tuple(sentences))
+
+
+def _several(mine: Sequence[tuple[Columns, Columns]]) -> str:
+    """Return why a cell has no result from rows that all fit it, given each with its parameters."""
+    first, row = mine[0]
+    # what a row has as a column of its own may be a measured value, or a time
+    differ = [name for name in first if name not in row and len({str(params.get(name)) for params, _ in mine}) > 1]
+    names = f": they differ in {', '.join(differ)}, so name these too" if differ else ""
+    return f"{len(mine)} rows belong to it, not one{names}"
 
 
 def equal(wanted: object, printed: object) -> bool:
