@@ -231,8 +231,9 @@ def test_a_try_that_was_not_finished_goes_on(loop: Loop) -> None:
     before = len(loop.project.json("sessions"))
     ran = loop.try_("--db", "results.db")
     assert (ran.rc, ran.out) == (8, "")
-    assert "is too high: 40 cycles find" in ran.error
-    noise, _, edit = ran.next.partition(", when it is quiet, or ")
+    assert ran.error.startswith("the noise floor of pp16 on host local, ")
+    assert "is too high: 40 cycles find an effect of " in ran.error
+    noise, _, edit = ran.next.partition(", when it is quiet, or a larger session.effect: ")
     assert (noise, edit[-10:]) == ("dgxlab --db results.db noise experiments/stock.yaml --host local", "stock.yaml")
     assert len(loop.project.json("sessions")) == before  # it is told before anything is measured
     loop.project.spec("stock", SPEC)
