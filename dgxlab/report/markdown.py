@@ -15,7 +15,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from dgxlab import units
-from dgxlab.errors import UsageError, command
+from dgxlab.errors import UsageError
 from dgxlab.report.cells import layout, legend, text
 from dgxlab.report.evidence import range_of
 from dgxlab.report.records import (
@@ -206,7 +206,7 @@ class _Sheet:
 
 
 def _omitted(tables: Sequence[Table], failures: Sequence[Failure]) -> str:
-    """Return how much is shown with --wide alone, and the commands that list it; "" for nothing."""
+    """Return how much is shown with --wide alone, and the command that lists it; "" for nothing."""
     cycles = {(table.provenance.sessions, each.chain, each.cycle) for table in tables for each in table.discards}
     counts = Counter({("cycle", "discarded"): len(cycles)})
     runs = [failure for failure in failures if failure.kind != "session"]
@@ -216,8 +216,8 @@ def _omitted(tables: Sequence[Table], failures: Sequence[Failure]) -> str:
     noted = (table for table in tables if table.discards or not all(flag.hard for flag in table.flags))
     sides = (side.provenance.sessions for table in noted for side in _sides(table))
     sessions = dict.fromkeys([*(run.session for run in runs), *(name for names in sides for name in names)])
-    commands = [command("dgxlab", "report", alias(session), "--wide") for session in sessions]
-    return f"{', '.join(parts)}: see {', '.join(commands)}" if parts else ""
+    session = alias(next(iter(sessions))) if len(sessions) == 1 else "SESSION"  # Sources have their names
+    return f"{', '.join(parts)}: see dgxlab report {session} --wide" if parts else ""
 
 
 def _choose(table: Table, names: Sequence[str], *, wide: bool) -> tuple[list[Column], Row]:
