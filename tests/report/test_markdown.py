@@ -153,8 +153,10 @@ def test_what_does_not_count_is_counted() -> None:
     )
     report = Report("x", "", (table({"model": "m"}, flags=flags),), (), failures)
     page, wide = render(report), render(report, wide=True)
-    see = "see dgxlab report abc123 --wide, dgxlab report -toy-a --wide"  # a command without --wide may have printed it
-    assert f"\n1 run failed (counted later), 1 gate failed, 2 flags: {see}\n" in page
+    of_several = "1 run failed (counted later), 1 gate failed, 2 flags: see dgxlab report SESSION --wide"
+    assert f"\n{of_several}\n" in page
+    of_one = render(replace(report, tables=()))
+    assert "\n1 run failed (counted later), 1 gate failed: see dgxlab report abc123 --wide\n" in of_one
     assert "\n- **hard event** in every row: hot\n" in page
     assert "\n- **session abc123** lost: rebooted\n" in page
     assert "capped" not in page
