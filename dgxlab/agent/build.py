@@ -7,7 +7,6 @@ measure the wrong arm. Each job compares the installed files with the stamp befo
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -253,16 +252,20 @@ def own_libraries(programs: Sequence[Path]) -> list[tuple[Path, str, Path]]:
 def _held(work: Path, owner: Signature, wait: Callable[[str], None]) -> Iterator[int]:
     """Lock a work folder as `owner` and yield the lock's descriptor: two jobs that share it build one after the other.
 
-    `wait` is called with who holds the lock, if it has to be waited for.
+    `wait` is called with each job that holds the lock meanwhile.
     The folder is emptied if a build did not end well in it before the last boot: after a power loss an object file may
     be empty, and ninja would not make it again.
     """
     work.mkdir(parents=True, exist_ok=True)
     mark = work / "building"
     with os.fdopen(lock_file(work / "lock"), "ab") as file:
-        if not lock(file.fileno(), tries=TRIES):
-            wait(str(Signature.read(file.fileno()) or "an unknown job"))
-            fcntl.flock(file, fcntl.LOCK_EX)
+        told = ""
+        while not lock(file.fileno(), tries=TRIES):
+            holder = str(Signature.read(file.fileno()) or "an unknown job")
+            if holder != told:
+                wait(holder)
+                told = holder
+            time.sleep(0.5)
         owner.write(file.fileno())
         if mark.exists() and mark.read_text() != boot_id():
             for name in ("src", "cmake", "index"):

@@ -89,8 +89,8 @@ def _gate(event: events.GateEvent, several: bool, *, records: bool) -> str:
 
 
 def _run(event: events.RunEvent) -> list[str]:
-    words = {True: "hard event, so no verdict uses this run", False: "flag"}
-    below = [f"  {words[flag.hard]}: {flag.reason}" for flag in event.flags]
+    hard = "hard event, so no verdict uses this run"
+    below = [f"  {hard if flag.hard else 'flag'}: {flag.reason}" for flag in event.flags]
     if event.status != "valid":
         return [f"{event.id} {event.status}: {event.reason}", *below]
     below += [f"  refused: {event.reason}"] if event.reason else []

@@ -16,8 +16,8 @@ from typer import Argument, Option
 from dgxlab.cli import _complete
 from dgxlab.cli._app import JOB, WideOption, Workspace
 from dgxlab.cli._out import Out, plural
-from dgxlab.errors import CheckFailed, SpecError, UsageError, access, command, edit
-from dgxlab.project import root, specs
+from dgxlab.errors import CheckFailed, SpecError, UsageError, access, edit
+from dgxlab.project import first_command
 
 if TYPE_CHECKING:
     from dgxlab.document import Block, Document
@@ -292,7 +292,6 @@ class _BlockState:
     state: str  # current, stale, or missing if it names data that does not exist
     reason: str = ""
     page: str = ""
-    next: str = ""  # the command that mends it, if it is missing
 
     def __str__(self) -> str:
         why = f": {self.reason}" if self.reason else ""
@@ -325,7 +324,7 @@ def _documents(store: Store, names: Sequence[str], out: Out, *, update: bool, be
         for block, text in zip(document.blocks, map(text_of, asked), strict=True):
             where = (str(document.path), block.line, block.words["form"])
             if isinstance(text, UsageError):
-                own.append(_BlockState(*where, "missing", text.message, next=_mend(document, block)))
+                own.append(_BlockState(*where, "missing", text.message))
             else:
                 own.append(_BlockState(*where, "stale" if document.is_stale(block, text) else "current"))
         stale = sum(state.state == "stale" for state in own)
@@ -335,24 +334,21 @@ def _documents(store: Store, names: Sequence[str], out: Out, *, update: bool, be
             states.append(state)
             pages[Path(state.page)] = page
     if not update:
-        _check(states, out)
+        _check(store, states, out)
         return
     if missing := [state for state in states if state.state == "missing"]:
         first, *others = missing
         message = f"{first.file}:{first.line}: {first.reason}; nothing was written"
-        raise SpecError(message, next=first.next or edit(first.file), details="\n".join(map(str, others)))
+        raise SpecError(message, next=_mend(store, first), details="\n".join(map(str, others)))
     for document, asked in queries.items():
         document.write(document.with_texts([str(text_of(query)) for query in asked]))
     lines += [f"{path}: written" for path, page in pages.items() if _write(path, page)]
     out.result({"blocks": states}, "\n".join(lines))
 
 
-def _mend(document: Document, block: Block) -> str:
-    """Return the command that mends a block without data: it measures a pair of this project, or opens the document."""
-    pair = [block.words.get("baseline", ""), block.words.get("experiment", "")]
-    if block.words["form"] == "verdicts" and specs(root()).keys() >= set(pair):
-        return command("dgxlab", "ab", *pair)
-    return edit(document.path)
+def _mend(store: Store, missing: _BlockState) -> str:
+    """Return the command that mends a block without data: it measures if the record is empty, or opens the document."""
+    return edit(missing.file) if store.rows("SELECT 1 FROM jobs LIMIT 1") else first_command()
 
 
 def _linked(store: Store, document: Document) -> Iterator[tuple[_BlockState, bytes]]:
@@ -370,13 +366,13 @@ def _linked(store: Store, document: Document) -> Iterator[tuple[_BlockState, byt
         yield _BlockState(*where, state, reason, str(path)), page
 
 
-def _check(states: Sequence[_BlockState], out: Out) -> None:
+def _check(store: Store, states: Sequence[_BlockState], out: Out) -> None:
     wrong = [state for state in states if state.state != "current"]
     pages = sum(bool(state.page) for state in states)
     blocks = plural(len(states) - pages, "block") + (f" and {plural(pages, 'page')}" if pages else "")
     out.result({"blocks": states}, "\n".join(map(str, wrong)) or f"{blocks}: current")
     if wrong:
-        missing = [state.next or edit(state.file) for state in wrong if state.state == "missing"]
+        missing = [_mend(store, state) for state in wrong if state.state == "missing"]
         again = shlex.join(["dgxlab", "report", "--update", *dict.fromkeys(state.file for state in wrong)])
         are = "is" if len(wrong) == 1 else "are"
         raise CheckFailed(f"{len(wrong)} of {blocks} {are} not current", next=[*missing, again][0])

@@ -213,10 +213,9 @@ def find(lab: Lab, text: str | None, where: str | None) -> tuple[Host, str]:
     if text is None:
         return _only_running(lab, where)
     if where is None:
-        if not (known := lab.store.job_ids(text)):
-            message = f"this record has no job {text!r}; for one that another record started, add --host HOST"
-            raise UsageError(message, next="dgxlab jobs")
-        job_id = only_match(known, text)
+        job_id = only_match(
+            lab.store.job_ids(text), text, " in this record; for one that another started, add --host HOST"
+        )
         return lab.connect(lab.store.job(job_id).host), job_id
     host = lab.connect(where)
     matching = matching_ids([job.job_id for job in host.jobs()], text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ OF_TREE = "-tree-"
 _DIGITS, _NAMED = 8, 50  # characters of the tree, and most of the experiment's own name: together they are a NAME
 _QUOTED, _CMAKE = '"[A-Z][A-Z0-9_]*"', "(GGML|LLAMA)_[A-Z0-9_]+"
 """Regexes, for git grep, of names in C, as those of operations and types, and of llama.cpp's variables of cmake."""
+_OPERATIONS = (_QUOTED, "*.c", "tests/*.cpp")
 
 
 class UnknownName(SpecError):
@@ -98,7 +99,8 @@ def sourced(cache: PinCache, request: Request, watch: Watch) -> tuple[Request, l
 
 def _side(cache: PinCache, experiment: Experiment, tree: Path | Source | None, watch: Watch) -> Side:
     source = source_of(cache, experiment, tree, watch)
-    _check_names(cache, experiment, source, watch)
+    if not isinstance(tree, Source):  # a try has one, and its gates judge what it lacks
+        _check_names(cache, experiment, source, watch)
     if tree is None:
         return Side(experiment, source)
     name = f"{experiment.name[:_NAMED]}{OF_TREE}{source.tree[:_DIGITS]}"
@@ -118,27 +120,25 @@ def _check_names(cache: PinCache, experiment: Experiment, source: Source, watch:
     """
     from dgxlab.spec.nodes import nearest  # imported late: half the time of a short command
 
-    def unknown(what: str, names: Iterable[str], known: set[str]) -> Iterator[str]:
+    def unknown(what: str, names: Collection[str], *where: str) -> list[str]:
+        known = _words(cache, source.tree, *where) if names else set()
         here = f"{experiment.name}: llama.cpp {source.pin[:12]} has no {what}"
-        yield from (f"{here} {name}{nearest(name, known)}" for name in names if known and name not in known)
+        return [f"{here} {name}{nearest(name, known)}" for name in names if known and name not in known]
 
     entries = (*experiment.gates, *experiment.bench, *experiment.holdout)
     ops = [each.op for each in entries if isinstance(each, ParityGate | BackendOpsBench)]
     recipes = [recipe for recipe in experiment.models.values() if not isinstance(recipe, FileModel)]
     quants = sorted({model.quantisation(recipe).quant for recipe in recipes} - {quantise.NVFP4})
-    wrong = [*unknown("operation", ops, operations(cache, source.tree))] if ops else []
-    wrong += unknown("type", quants, _words(cache, source.tree, _QUOTED, "*/quantize.cpp")) if quants else ()
-    if wrong:
+    if wrong := unknown("operation", ops, *_OPERATIONS) + unknown("type", quants, _QUOTED, "*/quantize.cpp"):
         raise UnknownName(wrong[0], next=edit(experiment.path), details="\n".join(wrong))
-    if ours := [name for name in experiment.cmake if re.match("GGML_|LLAMA_", name)]:
-        known = _words(cache, source.tree, _CMAKE, "*CMakeLists.txt", "*.cmake")
-        for sentence in unknown("cmake option", ours, known):
-            noted(watch)(sentence)
+    options = [name for name in experiment.cmake if re.match("GGML_|LLAMA_", name)]
+    for sentence in unknown("cmake option", options, _CMAKE, "*CMakeLists.txt", "*.cmake"):
+        noted(watch)(sentence)
 
 
 def operations(cache: PinCache, tree: str) -> set[str]:
     """Return the names in the C sources of a tree, among which are those of all operations that have tests."""
-    return _words(cache, tree, _QUOTED, "*.c", "tests/*.cpp")
+    return _words(cache, tree, *_OPERATIONS)
 
 
 def _words(cache: PinCache, tree: str, regex: str, *paths: str) -> set[str]:

@@ -106,7 +106,7 @@ def _failures(arm: Evidence) -> Iterator[Failure]:
             continue
         what = " ".join(filter(None, (run["tool"], *{ask.model for ask in asks})))
         what += f": {', '.join(some([asking.label(ask.cell) for ask in asks]))}" if asks else ""
-        again = bool(places) and all(counted.get(place, 0.0) > run["at"] for place in places)
+        again = bool(places) and all(counted.get(place, 0.0) > run["at"] for place in asked.intersection(places))
         yield Failure(run["job_id"], what, run["status"], run["reason"], again)
 
 

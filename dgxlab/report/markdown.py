@@ -57,7 +57,7 @@ ASIDE: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "steps": (("step",), ("notes",)),
     "levers": (("lever",), ("hypothesis", "why")),
     "tries": (("try",), ("because", "why")),
-    "gates": (("gate", "op", "when"), ("found", "engaged")),
+    "gates": (("arm", "gate", "op", "when"), ("found", "engaged")),
     "imported": (("file",), ("told",)),
 }
 """By form, the columns that name a row, and the columns of long texts; without --wide these become notes beneath."""
@@ -213,10 +213,10 @@ def _omitted(tables: Sequence[Table], failures: Sequence[Failure]) -> str:
     counts.update((run.kind, run.status + " (counted later)" * run.again) for run in runs)
     counts["flag", ""] = sum(not flag.hard for table in tables for flag in table.flags)
     parts = [f"{count} {noun}{'s' * (count > 1)} {what}".rstrip() for (noun, what), count in counts.items() if count]
-    noted = (table for table in tables if table.discards or not all(flag.hard for flag in table.flags))
-    sides = (side.provenance.sessions for table in noted for side in _sides(table))
-    sessions = dict.fromkeys([*(run.session for run in runs), *(name for names in sides for name in names)])
-    session = alias(next(iter(sessions))) if len(sessions) == 1 else "SESSION"  # Sources have their names
+    noted = [table for table in tables if table.discards or not all(flag.hard for flag in table.flags)]
+    sessions = {name for table in noted for side in _sides(table) for name in side.provenance.sessions}
+    sessions |= {run.session for run in runs}
+    session = alias(*sessions) if len(sessions) == 1 else "SESSION"  # Sources have their names
     return f"{', '.join(parts)}: see dgxlab report {session} --wide" if parts else ""
 
 

@@ -87,9 +87,9 @@ def names(root: Path) -> list[str]:
 
 
 def begun(root: Path) -> list[str]:
-    """Return the names of the folders in patches/ that have no patches yet, for no pin."""
-    folders = [path for path in (root / "patches").glob("*/") if NAME.fullmatch(path.name)]
-    return sorted(path.name for path in folders if not any(path.rglob("series")))
+    """Return the names of the folders in patches/ that `dgxlab new series` has made and that have no patches yet."""
+    folders = [path.parent for path in (root / "patches").glob("*/README.md") if NAME.fullmatch(path.parent.name)]
+    return sorted(path.name for path in folders if not [*path.rglob("series"), *path.rglob("*.patch")])
 
 
 def unknown(root: Path, name: str) -> SpecError:

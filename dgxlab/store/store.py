@@ -9,6 +9,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -251,26 +252,27 @@ class Store:
                            WHERE s.run_id = rows.run_id AND s.cell = rows.cell AND s.discarded IS NULL)""",
             (build_id, device_id, PROTOCOL),
         )
-        proved = self.proved(rows, markers)
-        return {(row["cell"], row["model_id"], row["env_digest"]) for row in proved}.intersection(cells)
+        asked = set(cells)
+        rows = [row for row in rows if (row["cell"], row["model_id"], row["env_digest"]) in asked]
+        return {(row["cell"], row["model_id"], row["env_digest"]) for row in self.proved(rows, markers)}
 
     def proved(self, runs: Iterable[RunRow], markers: Mapping[str, Iterable[str]]) -> list[RunRow]:
         """Return the valid runs that had these markers, by tool, on stderr, as the plans of their jobs required.
 
         A run of a plan that an older dgxlab wrote and this one cannot read had none.
         """
-        required: dict[tuple[str, str], Mapping[str, tuple[str, ...]]] = {}
 
-        def had(run: RunRow) -> set[str]:
-            key = run["job_id"], run["arm"]
-            if key not in required:
-                try:
-                    required[key] = self.job(run["job_id"]).plan.markers(run["arm"])
-                except SpecError:
-                    required[key] = {}
-            return set(required[key].get(run["tool"], ()))
+        @cache
+        def required(job_id: str, arm: str) -> Mapping[str, tuple[str, ...]]:
+            try:
+                return self.job(job_id).plan.markers(arm)
+            except SpecError:
+                return {}
 
-        return [run for run in runs if not (asked := markers.get(run["tool"])) or had(run).issuperset(asked)]
+        def had(run: RunRow) -> tuple[str, ...]:
+            return required(run["job_id"], run["arm"]).get(run["tool"], ())
+
+        return [run for run in runs if not (asked := markers.get(run["tool"])) or {*asked} <= {*had(run)}]
 
     def latest_gate(self, build_id: str, device_id: str, gate_digest: str, gate: ParityGate) -> dict[str, Any] | None:
         """Return the row of a parity gate's newest result on this build and device, `judged_alike` alone."""
@@ -295,7 +297,7 @@ class Store:
         """
         asked = (build_id, device_id, gate_digest, canonical(inputs))
         rows = self._results("status", "checks", "check_id", "inputs = ?", asked)
-        return [row["status"] for row in rows[:1]] == ["passed"]
+        return bool(rows) and rows[0]["status"] == "passed"
 
     def _results(self, columns: str, table: str, key: str, where: str, asked: Sequence[Any]) -> list[dict[str, Any]]:
         """Return the results of a gate that count on a build and device, the newest first."""

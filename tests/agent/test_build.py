@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,8 +19,9 @@ from dgxlab.agent import build
 from dgxlab.agent.build import _held, first_error, installed, own_libraries, progress
 from dgxlab.agent.facts import boot_id
 from dgxlab.agent.files import sha256
-from dgxlab.agent.lock import Signature
+from dgxlab.agent.lock import Signature, lock
 from dgxlab.errors import BuildFailed
+from tests.agent.test_child import wait_until
 from tests.machines import script
 from tests.tools.captures import capture
 
@@ -114,6 +116,25 @@ def test_only_a_build_that_another_boot_cut_short_is_made_anew(
         assert {part.exists() for part in parts} == {kept}
         assert (tmp_path / "building").read_text() == "this boot"
     assert not (tmp_path / "building").exists()
+
+
+def test_each_job_that_has_the_folder_is_told_to_the_one_that_waits(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    def wait() -> None:
+        with _held(tmp_path, MINE, told.append):
+            told.append("its own")
+
+    waiting = threading.Thread(target=wait)
+    with (tmp_path / "lock").open("ab") as file:
+        assert lock(file.fileno())
+        for number, job in enumerate(("J2", "J3"), 1):
+            Signature(job, "bob").write(file.fileno())
+            if number == 1:
+                waiting.start()
+            wait_until(lambda number=number: len(told) == number)
+    waiting.join(10)
+    assert [words.split(" of ")[0] for words in told] == ["job J2", "job J3", "its own"]
 
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt(), BuildFailed("it failed", next="mend it")])

@@ -130,8 +130,8 @@ def test_jobs_that_another_record_knows(measured: Project, tmp_path: Path, hold:
     for command in ("attach", "cancel"):
         unknown = measured.run(command, job)
         assert (unknown.rc, unknown.out) == (2, "")
-        assert unknown.error.startswith(f"this record has no job {job!r}; ")
-        assert unknown.error.endswith(" that another record started, add --host HOST")
+        assert unknown.error.startswith(f"no job begins with {job!r} or has this alias in this record; ")
+        assert unknown.error.endswith(" that another started, add --host HOST")
     hold.unlink()
     attached = measured.run("attach", job[:-2], "--host", "local")
     assert (attached.rc, attached.out.startswith(f"# Session {job}\n")) == (0, True), attached.err

@@ -109,6 +109,12 @@ def test_a_faster_change_is_promoted_and_is_the_next_reference(loop: Loop) -> No
     assert loop.project.json("tries", "list", "--db", before) == loop.project.json("tries", "list")
 
 
+def test_a_try_without_an_operation_of_its_gates_ends(loop: Loop) -> None:
+    """The gates judge it; refused before, it could never end."""
+    loop.edit(OPS, '"MUL_MAT"', '"MUL_MATS"')
+    assert loop.ended()[1]["ended"] == "screen"
+
+
 def test_a_try_is_shown_over_what_it_is_compared_with(new: Loop) -> None:
     """Not over the pin, which lacks the series of the baseline; that diff is recorded too, and exported."""
     new.edit("ggml/ggml.c", "out of toys", "no toys")

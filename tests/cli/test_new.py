@@ -130,7 +130,7 @@ def test_an_empty_folder_leads_to_init(empty: Path, dgxlab: Run, words: str) -> 
 
 
 def test_a_new_project_leads_to_its_first_verdict(empty: Path, dgxlab: Run) -> None:
-    """Also where only other experiments were measured; a pair that is no experiment here is misspelt."""
+    """Also where the record is still empty, as after a first run that failed early."""
     dgxlab("init")
     for words in ("jobs", "sessions", "report", "report --update plans/first.md"):
         assert dgxlab(*words.split()).next == "dgxlab ab stock one-thread"
@@ -138,7 +138,7 @@ def test_a_new_project_leads_to_its_first_verdict(empty: Path, dgxlab: Run) -> N
     for words in ("report stock", "report --update plans/first.md", "report --check plans/first.md"):
         assert dgxlab(*words.split()).next == "dgxlab ab stock one-thread"
     (empty / "experiments" / "one-thread.yaml").unlink()
-    assert dgxlab("report", "--update", "plans/first.md").next == "${EDITOR:-vi} plans/first.md"
+    assert dgxlab("report", "--update", "plans/first.md").next == "dgxlab run stock"
     (empty / "results.db").unlink()
     assert dgxlab("jobs").next == "dgxlab run stock"
 
@@ -184,6 +184,10 @@ def test_a_new_series_takes_a_checkout(project: Project, tmp_path: Path) -> None
     export = "dgxlab patch export more --tree CHECKOUT -m SUBJECT"
     assert project.ok("patch", "list").out == f"more\n  no patches yet: {export}\n"
     assert "left out, as they have no patches yet: more\n" in project.ok("patch", "check").err
+    for stray in ("notes/a.txt", "hand/README.md", "hand/0001-x.patch"):  # made by hand, and no series
+        (project.folder / "patches" / stray).parent.mkdir(exist_ok=True)
+        (project.folder / "patches" / stray).touch()
+    assert "hand" not in project.ok("patch", "list").out + project.run("patch", "check", "hand").next
     spec = project.spec("more", "extends: toy.yaml\nseries: [more]\n")
     for command in (("plan", spec), ("patch", "check", "more"), ("patch", "refresh", "more")):
         ran = project.run(*command)

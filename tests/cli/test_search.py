@@ -212,6 +212,9 @@ def test_a_new_pin_is_tried_with_every_series(many: Project) -> None:
     spec(many, "needs", f"extends: plain.yaml\n{gate}")
     stock, row = many.json("pin", "check", later, "other", "--like", "needs", "--no-screen")["rows"]
     assert (row["passed"], "has no operation ADDED" in stock["reason"]) == (True, True)
+    spec(many, "measures", "extends: plain.yaml\nbench: [{backend-ops: {op: ADDED, backend: CPU, where: {n: 8}}}]\n")
+    rows = many.json("pin", "check", later, "other", "--like", "measures", "--no-screen")["rows"]
+    assert [each["passed"] for each in rows] == [True, True]  # nothing of its bench runs
     assert many.run("pin", "check", many.machine.pin, "--like", "plain").rc == 2
     assert many.run("pin", "check", later, "othr", "--like", "plain").next == "dgxlab patch list"
 

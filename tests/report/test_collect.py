@@ -60,6 +60,13 @@ def test_the_newest_valid_run_of_a_cell_counts(store: Store) -> None:
     assert [failure.again for failure in collect(store, "h200").failures] == [True] * len(lost)
 
 
+def test_a_run_that_lost_more_than_is_asked_for_counted_later(store: Store) -> None:
+    more = replace(SMALL, bench=(LlamaBench("q4k", (512, 2048), (32,)),))
+    Session(store, more, A).build().runs(ends=fails("killed by SIGKILL")).end("failed", 4)
+    Session(store, SMALL, B).build().runs(numbers(100.0)).end()
+    assert [failure.again for failure in collect(store, "h200").failures] == [True]
+
+
 def test_a_disturbed_run_counts_only_without_another(store: Store) -> None:
     Session(store, SMALL, A, wanted=lambda model, env, cell: cell.label == "pp512").build().runs(numbers(100.0)).end()
     Session(store, SMALL, B).build().runs(numbers(200.0), flags=[THROTTLED]).end()
