@@ -106,4 +106,4 @@ def test_a_wheel_works_outside_a_checkout(installed: Path, machine: Machine, tmp
     ran = ended([installed, "host", "check"], lab / "plans", env)
     assert ran.rc == 0, ran.err
     ran = ended([installed, "report", "--published", "llama"], lab / "plans", env)
-    assert ran.next == "dgxlab doctor"
+    assert ran.next == "dgxlab ab stock one-thread"
