@@ -195,11 +195,16 @@ def export(
 ) -> None:
     """Turn a checkout into a series, a patch a commit.
 
+    Patches of the series whose commits the checkout lacks are removed, and named.
+
     Example: dgxlab patch export mine --tree ~/llama.cpp -m "cuda : larger tile"
     """
     from dgxlab import series
 
     root, cache, at = options.fetch(out, tree)
+    before = set((root / "patches" / name).rglob("*.patch"))
     patches = [patch.name for patch in series.export(root, name, cache, at, tree, message, beside=beside).patches]
     place = series.place_for(root, name, at)
-    out.result({"series": name, "patches": patches}, "\n".join(f"{place}/{patch}" for patch in patches))
+    removed = sorted(str(path.relative_to(root)) for path in before if not path.exists())
+    lines = [*(f"{place}/{patch}" for patch in patches), *(f"removed: {path}" for path in removed)]
+    out.result({"series": name, "patches": patches, "removed": removed}, "\n".join(lines))

@@ -233,7 +233,7 @@ def _caveats(base: Evidence, rows: Sequence[Row], ratios_by: Collection[str]) ->
     yield f"vs {base.name} is how many times as fast, over a row's columns from the lowest to the highest"
     for row in rows:
         if row["verdict"]:
-            elsewhere = ", which measured another build or device than the row's numbers"
+            elsewhere = ", which did not measure the row's numbers"
             session = alias(str(row["verdict_session"])) + (elsewhere if row["verdict_elsewhere"] else "")
             yield f"{row['step']}'s verdict against {base.name}, and its ratio, are of session {session}"
     if "medians" in ratios_by:

@@ -17,6 +17,16 @@ def series(project: Project, tmp_path: Path) -> Project:
     return project
 
 
+def test_export_names_the_patches_that_it_removes(project: Project, tmp_path: Path) -> None:
+    """Those of commits that the checkout does not have."""
+    checkout = project.checkout(tmp_path / "llama.cpp")
+    (checkout / "new.c").write_text("int more(void);\n")
+    export = ("patch", "export", "more", "--tree", checkout, "-m")
+    assert project.ok(*export, "toys : add more").out == "patches/more/toys-add-more.patch\n"
+    gone = project.ok(*export, "toys : again").out
+    assert gone == "patches/more/toys-again.patch\nremoved: patches/more/toys-add-more.patch\n"
+
+
 def test_export_asks_for_a_message(project: Project, tmp_path: Path) -> None:
     checkout = project.checkout(tmp_path / "llama.cpp")
     (checkout / "new.c").write_text("int more(void);\n")
