@@ -217,7 +217,8 @@ def _beside(baseline: str, step: GateStep, gates: Sequence[GateStep]) -> GateSte
 
 def _run(step: str, experiment: Experiment, arm: Arm, launch: Launch) -> RunStep:
     attempts = tools.BENCHES[launch.tool].attempts
-    fields = (launch.tool, launch.argv, launch.env, launch.cells, launch.model, experiment.markers(launch.tool))
+    markers = experiment.markers.get(launch.tool, ())
+    fields = (launch.tool, launch.argv, launch.env, launch.cells, launch.model, markers)
     files = tools.BENCHES[launch.tool].files(experiment.root)
     return RunStep(step, arm.name, *fields, attempts, launch.limit_s, files=files)
 

@@ -41,6 +41,7 @@ from dgxlab.tools.rows import plain
 if TYPE_CHECKING:
     from dgxlab.agent.job import Job
 
+_PAUSE_S = 0.5  # between two looks at a folder in which another job builds
 _STAMP = "stamp.json"
 LOOK_S, TAIL = 0.25, 1 << 16
 """Seconds between looks at ninja's output, and how many bytes at its end are read."""
@@ -73,13 +74,13 @@ class Builder:
         if folder.exists() and not stamp:
             self.bench.note(f"build {self.identity} is not what was installed: it is built anew")
         if not (reused := self._has_all(stamp)):
-            with _held(self.work, Signature(self.bench.job.job_id, user()), self._wait) as lock:
+            with _held(self.work, Signature(self.bench.job.job_id, user()), self._wait) as fd:
                 stamp = installed(folder, self.identity)  # by another job, for which this one has waited
                 if not (reused := self._has_all(stamp)):
                     # installed programs are built again too: in the work folder they may be those of another arm
                     others = sorted(set(stamp["binaries"] if stamp else ()) - set(self.arm.targets))
                     targets = sorted([*self.arm.targets, *others])
-                    self._compile(targets, [*self.step.compile, *others], lock)
+                    self._compile(targets, [*self.step.compile, *others], fd)
                     stamp = self._install(folder, targets)
         assert stamp
         if reused:
@@ -265,7 +266,7 @@ def _held(work: Path, owner: Signature, wait: Callable[[str], None]) -> Iterator
             if holder != told:
                 wait(holder)
                 told = holder
-            time.sleep(0.5)
+            time.sleep(_PAUSE_S)
         owner.write(file.fileno())
         if mark.exists() and mark.read_text() != boot_id():
             for name in ("src", "cmake", "index"):

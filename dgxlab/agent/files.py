@@ -223,3 +223,12 @@ def whole_lines(path: Path, offset: int, limit: int = 1 << 20) -> bytes:
         while b"\n" not in chunk and (more := file.read(limit)):
             chunk += more
     return chunk[: chunk.rfind(b"\n") + 1]
+
+
+def waits_for(journal: Path) -> str:
+    """Return whom a running job waits for, as the last line of its journal says; "" if it does not wait."""
+    try:
+        last = json.loads(tail(journal, 4096).splitlines()[-1])
+        return str(last["owner"]) if last["event"] == "lock" and last["state"] in ("waiting", "building") else ""
+    except (OSError, ValueError, LookupError, TypeError):  # not written yet, or not whole
+        return ""

@@ -30,7 +30,7 @@ from dgxlab.agent import slurm
 from dgxlab.agent.boot import me, settle
 from dgxlab.agent.environment import JOB, settings
 from dgxlab.agent.facts import boot_id
-from dgxlab.agent.files import sha256, tail
+from dgxlab.agent.files import sha256, waits_for
 from dgxlab.agent.lock import TRIES, in_place, lock
 from dgxlab.errors import AGAIN, JobLost, RemoteError, UsageError, one_line
 from dgxlab.replies import LIVE, SLURMS_WORD, Status, final_status, sealed
@@ -159,7 +159,7 @@ class Job:
         begun = self._started.exists()  # read before the lock: a job that began in between would look lost
         running, size = self._held(), self._size()
         if running:
-            return Status(self.job_id, "running", size, waits_for=self._waits_for())
+            return Status(self.job_id, "running", size, waits_for=waits_for(self.journal))
         if not self.rc.exists() and self._slurm and (status := self._by_slurm(self._slurm, begun, size)):
             return status
         if not self.rc.exists():
@@ -192,14 +192,6 @@ class Job:
         if part.exists():
             part.unlink() if over else part.rename(word)
         return None if over else Status(self.job_id, "lost", self._size(), slurm=text)
-
-    def _waits_for(self) -> str:
-        """Return whom a running job waits for, as the last line of its journal says; "" if it does not wait."""
-        try:
-            last = json.loads(tail(self.journal, 4096).splitlines()[-1])
-            return str(last["owner"]) if last["event"] == "lock" and last["state"] in ("waiting", "building") else ""
-        except (OSError, ValueError, LookupError, TypeError):
-            return ""
 
     def _size(self) -> int:
         return self.journal.stat().st_size if self.journal.exists() else 0

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING
 
 from dgxlab import model, stats
 from dgxlab.chains import drift_limit, shortest_burn_in
-from dgxlab.cli._out import plural, table
+from dgxlab.cli._out import Out, plural, table
+from dgxlab.errors import SpecError
 from dgxlab.lab.outlook import noise_command
 from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, ChainStep, ParityGate, Plan, RunStep
+from dgxlab.project import hosts_files
+from dgxlab.spec.hosts import look_up
 from dgxlab.stats import cycle_range
 from dgxlab.units import duration, metric, percent
 
@@ -22,6 +25,14 @@ if TYPE_CHECKING:
 
 _PLAIN = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)  # words that need no shell quoting, placeholders included
 _NEVER = "over 100"  # shown when more cycles are needed than dgxlab proposes
+
+
+def note_unknown_host(name: str, out: Out) -> None:
+    """Print a note if no hosts.yaml names a host; no error, as what was measured there may be in the record."""
+    try:
+        look_up(name, hosts_files())
+    except SpecError as error:
+        out.note(f"note: {error.message}; next: {error.next}")
 
 
 def describe(plan: Plan, expected: Mapping[str, float | None]) -> str:

@@ -16,7 +16,6 @@ from dgxlab.cli import _complete
 from dgxlab.cli._app import FailOnOption, TrustSourceOption, WideOption, Workspace, connect, experiment, experiments
 from dgxlab.cli._out import Out, plural, show_error
 from dgxlab.errors import AGAIN, CheckFailed, ConditionsError, DgxlabError, SpecError, UsageError, command
-from dgxlab.project import hosts_files
 from dgxlab.units import share
 
 if TYPE_CHECKING:
@@ -242,7 +241,7 @@ def plan(
 
     Example: dgxlab plan experiments/h200/h200.yaml
     """
-    from dgxlab.spec.hosts import look_up
+    from dgxlab.cli._plan import note_unknown_host
 
     if candidate and (tree or effect):
         given = ("--effect", effect) if effect else ("--tree", tree)
@@ -252,10 +251,7 @@ def plan(
     else:
         requests = options.requests("run", spec, tree=tree)
     first = requests[0].experiments[0]
-    try:
-        look_up(first.host, hosts_files())
-    except SpecError as error:  # what was measured there may be in the record all the same
-        out.note(f"note: {error.message}; next: {error.next}")
+    note_unknown_host(first.host, out)
     workspace, beside = options.at(workspace, first), bool(options.host and not candidate)
     shown = [_planned(request, effect, workspace, out, beside=beside) for request in requests]
     values = [value for value, _ in shown]

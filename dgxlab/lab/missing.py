@@ -183,13 +183,11 @@ def _left_to_do(store: Store, request: Request, side: Side, probe: Probe, *, aga
     experiment, bench = side.experiment, request.kind != "gate"
     build, device = build_of(side, probe), device_of(side, probe).id
     asked: dict[tuple[str, str, str], tuple[str, str, str]] = {}
-    markers = {}
     for launch in tools.launches(experiment) if bench else ():
-        markers[launch.tool] = experiment.markers(launch.tool)
         env_digest, identity = digest(launch.env, 16), _identity(experiment, launch.model, probe)
         for cell in launch.cells:
             asked[launch.model, env_digest, cell.key] = (cell.key, identity, env_digest)
-    done = set() if again else store.up_to_date(build, device, asked.values(), markers)
+    done = set() if again else store.up_to_date(build, device, asked.values(), experiment.markers)
     cells = frozenset(name for name, stored in asked.items() if stored not in done)
 
     def passed(gate: ParityGate | Check) -> bool:

@@ -114,9 +114,10 @@ def _side(cache: PinCache, experiment: Experiment, tree: Path | Source | None, w
 
 
 def _check_names(cache: PinCache, experiment: Experiment, source: Source, watch: Watch) -> None:
-    """Raise UnknownName for an operation or a type that a source does not have; none is, where none is found in it.
+    """Raise UnknownName for an operation or a type that a source does not have.
 
-    A definition of cmake is only told: an older pin may have fewer options, and cmake ignores what it does not know.
+    Of an unknown option of cmake a note tells: an older pin may have fewer, and cmake ignores what it does not know. A
+    source in which no such names are found at all is not checked.
     """
     from dgxlab.spec.nodes import nearest  # imported late: half the time of a short command
 

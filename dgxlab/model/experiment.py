@@ -277,6 +277,11 @@ class Experiment:
         """sha256 of `spec`, in hex."""
         return digest(self.spec)
 
-    def markers(self, tool: str) -> tuple[str, ...]:
-        """Return what each run of a tool must print on stderr, by the experiment's engaged gates."""
-        return tuple(gate.stderr for gate in self.gates if isinstance(gate, EngagedGate) and tool in gate.tools)
+    @property
+    def markers(self) -> dict[str, tuple[str, ...]]:
+        """By tool, what each of its runs must print on stderr: the texts of the engaged gates."""
+        markers: dict[str, tuple[str, ...]] = {}
+        for gate in (gate for gate in self.gates if isinstance(gate, EngagedGate)):
+            for tool in gate.tools:
+                markers[tool] = (*markers.get(tool, ()), gate.stderr)
+        return markers

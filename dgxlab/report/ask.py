@@ -361,8 +361,8 @@ def _of_experiment(experiment: Experiment, arm: Arm, **about: Any) -> Ask:
         launches = []
     cells = [CellAsk(cell, launch.model, launch.env) for launch in launches for cell in launch.cells]
     gates = [(gate, {**experiment.env, **gate.env}) for gate in plan.launched_gates(experiment)]
-    markers = {launch.tool: experiment.markers(launch.tool) for launch in launches}
-    return _ask(arm, cells, gates, experiment.models, markers=markers, hypothesis=experiment.hypothesis, **about)
+    about |= {"markers": experiment.markers, "hypothesis": experiment.hypothesis}
+    return _ask(arm, cells, gates, experiment.models, **about)
 
 
 def _of_plan(whole: Plan, arm: Arm, **about: Any) -> Ask:

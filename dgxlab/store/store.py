@@ -252,9 +252,8 @@ class Store:
                            WHERE s.run_id = rows.run_id AND s.cell = rows.cell AND s.discarded IS NULL)""",
             (build_id, device_id, PROTOCOL),
         )
-        asked = set(cells)
-        rows = [row for row in rows if (row["cell"], row["model_id"], row["env_digest"]) in asked]
-        return {(row["cell"], row["model_id"], row["env_digest"]) for row in self.proved(rows, markers)}
+        proved = self.proved(rows, markers)
+        return {(row["cell"], row["model_id"], row["env_digest"]) for row in proved}.intersection(cells)
 
     def proved(self, runs: Iterable[RunRow], markers: Mapping[str, Iterable[str]]) -> list[RunRow]:
         """Return the valid runs that had these markers, by tool, on stderr, as the plans of their jobs required.

@@ -5,7 +5,6 @@ import os
 import pty
 import re
 import shutil
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from dgxlab.cli.run import Same
 from dgxlab.compare import MUST_AGREE
 from dgxlab.model.events import ChainEvent, LockEvent, read
 from tests.cli.conftest import Project, shown_on
+from tests.cli.test_jobs import interrupt
 from tests.journals import Journal, chain_step, plan, session_plan, source
 
 BENCH = "bench: [{llama-bench: {model: m, n_prompt: [16, 32], n_gen: 4}}]\nsession: {cycles: 6}\n"
@@ -224,13 +224,7 @@ def test_a_session_that_goes_on_shows_how_far_it_is(two: Project) -> None:
     """Ctrl-C leaves it running; its report has no number of it, jobs says what it is, cancel makes it invalid."""
     two.spec("slow", SLOW)
     child = two.spawn("ab", "slow", "slow")
-    assert child.stderr
-    job = ""
-    while not (line := child.stderr.readline()).startswith("chain:0"):
-        assert line
-        job = line.split()[1] if line.endswith("runs on local\n") else job
-    os.killpg(child.pid, signal.SIGINT)
-    child.communicate(timeout=60)
+    job, _ = interrupt(child, "\nchain:0")
     assert child.returncode == 130
     shown = two.run("report", job).out
     assert "has not ended" in shown
@@ -248,14 +242,7 @@ def test_a_session_that_goes_on_shows_how_far_it_is(two: Project) -> None:
 
 
 def test_whoever_attaches_is_told_whose_gate_it_is(two: Project) -> None:
-    child = two.spawn("ab", "stream", "half")
-    assert child.stderr
-    job = ""
-    while not (line := child.stderr.readline()).startswith("chain:0"):
-        assert line
-        job = line.split()[1] if line.endswith("runs on local\n") else job
-    os.killpg(child.pid, signal.SIGINT)
-    child.communicate(timeout=60)
+    job, _ = interrupt(two.spawn("ab", "stream", "half"), "\nchain:0")
     lines = two.ok("attach", job).err.splitlines()
     gates = [line.split(":")[0] for line in lines if line.startswith("gate ")]
     assert gates == [f"gate MUL_MAT on CPU of {arm}, after the chains" for arm in ("stream", "half")]
