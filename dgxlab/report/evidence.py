@@ -223,7 +223,7 @@ def _measured(store: Store, ask: Ask, valid: Sequence[RecordRow]) -> Iterator[Me
     ordinary = [run for run in valid if run["role"] is None]
     sound, flawed = ([run for run in ordinary if run["flawed"] == mark] for mark in (0, 1))
     # prefer an ordinary run to a chain's, whatever its age: the other rows of a table are ordinary runs too
-    newest = dict(_of_chains(store, valid, of_chains)) | _newest(store, sound, {key for _, key in asked})
+    newest = dict(_of_chains(store, ask.arm.name, valid, of_chains)) | _newest(store, sound, {key for _, key in asked})
     newest = _newest(store, flawed, {key for _, key in asked} - newest.keys()) | newest
     chosen = []
     for cell, key in asked:
@@ -263,10 +263,15 @@ def _newest(store: Store, runs: Sequence[RecordRow], asked: Collection[_Key]) ->
 
 
 def _of_chains(
-    store: Store, valid: Sequence[RecordRow], values: Mapping[str, Sequence[RecordRow]]
+    store: Store, arm: str, valid: Sequence[RecordRow], values: Mapping[str, Sequence[RecordRow]]
 ) -> Iterator[tuple[_Key, _Counted]]:
-    """Yield by (Cell.key, model_id, env_digest), oldest first, an arm's runs that count and the mean of each metric."""
-    of_chains = (run for run in valid if run["role"] in (BASELINE, CANDIDATE))
+    """Yield by (Cell.key, model_id, env_digest), oldest first, the runs of one side that count and each metric's mean.
+
+    Both sides may have the same build. Of a session that `arm` is part of, only its own runs are taken.
+    """
+    own = {run["job_id"] for run in valid if run["arm"] == arm}
+    mine = (run for run in valid if run["arm"] == arm or run["job_id"] not in own)
+    of_chains = (run for run in mine if run["role"] in (BASELINE, CANDIDATE))
     chains = grouped(((run["job_id"], run["chain"], run["role"]), run) for run in of_chains)
     for (job_id, chain, role), runs in chains.items():
         by_cell = grouped(

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from dgxlab import plan as planning
 from dgxlab.errors import UsageError
 from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, ChainStep, to_json
 from dgxlab.model import Session as SessionSpec
@@ -239,6 +240,17 @@ def test_an_aa_session_gives_its_baselines_number(store: Store) -> None:
     session.chains(lambda step, role, cycle: 1000.0 + cycle).gates(after=True).end()
     rows = {str(row["test"]): row["baseline"] for row in verdicts(collect_session(store, A)).rows}
     assert {test: of_h200(store).rows[0][test] for test in rows} == rows
+
+
+def test_an_arm_that_differs_in_name_alone_has_its_own_number(store: Store) -> None:
+    stock = h200(bench=STREAM, session=SessionSpec(cycles=CYCLES))
+    twin = replace(stock, name="twin")
+    plan = planning.make_ab(stock, twin, (source(), source()), job_id=A)
+    Session(store, twin, A, plan=plan).build().gates().chains(by(1.1)).gates(after=True).end()
+    judged = {str(row["test"]): row for row in verdicts(collect_session(store, A)).rows}
+    for name, arm in (("h200", "baseline"), ("twin", "candidate")):
+        (table,) = page(store, query({"form": "single-stream", "experiment": name})).tables
+        assert {test: table.rows[0][test] for test in judged} == {test: judged[test][arm] for test in judged}
 
 
 def test_what_both_arms_share_and_what_differs(store: Store) -> None:
