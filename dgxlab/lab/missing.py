@@ -76,16 +76,9 @@ def plan_missing(
                 raise ConditionsError(f"{message}, and no A/A session has measured it", next=noise_command(baseline))
     if request.check:
         request.check(job)
-    if followed and (done := store.job(followed)).state == "done" and _asks(done.plan) == _asks(job):
+    if followed and (done := store.job(followed)).state == "done" and done.plan.compared == job.compared:
         return Todo(), None
     return Todo(), shared(store, job, device_of(sides[0], probe).id)
-
-
-def _asks(job: Plan) -> tuple[object, ...]:
-    """Return what a session compares: its arms, and of each chain the model, the environment and the cells."""
-    return job.arms, [
-        (chain.baseline.model, chain.baseline.env, [cell.key for cell in chain.baseline.cells]) for chain in job.chains
-    ]
 
 
 def answered(store: Store, cache: PinCache, request: Request, watch: Watch, besides: Collection[str] = ()) -> str:
@@ -104,7 +97,7 @@ def answered(store: Store, cache: PinCache, request: Request, watch: Watch, besi
     )
     for job in (store.job(row["job_id"]) for row in rows if row["job_id"] not in besides):
         there = {each.id for each in store.devices(job.job_id).values()} == {device}
-        same = there and job.subject == request.subject and _asks(job.plan) == _asks(asked)
+        same = there and job.subject == request.subject and job.plan.compared == asked.compared
         if same and not job.rejected:
             return job.job_id
     return ""

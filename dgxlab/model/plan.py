@@ -299,6 +299,14 @@ class Plan:
         return subject(self.kind, self.experiment, self.baseline)
 
     @property
+    def compared(self) -> tuple[object, ...]:
+        """What a session compares: kind, protocol, arms, models, and each side's model, environment and cells."""
+        models = [(step.arm, step.model, step.path, step.recipe) for step in self.steps if isinstance(step, ModelStep)]
+        sides = [run for chain in self.chains for run in (chain.baseline, chain.candidate)]
+        runs = [(run.model, run.env, [cell.key for cell in run.cells]) for run in sides]
+        return self.kind, self.protocol, self.arms, models, runs
+
+    @property
     def digest(self) -> str:
         """Digest of the work, without the job's id and its waiting time."""
         return plan_digest(vars(self))

@@ -291,20 +291,6 @@ def _no_session(store: Store, name: str) -> UsageError:
     return UsageError(message, next="dgxlab sessions" if names else first_command())
 
 
-def newest_with_verdicts(store: Store, name: str, baseline: str = "", host: str = "") -> Job | None:
-    """Return the newest session with verdicts that has this name or candidate, an A/A only if there is no other.
-
-    `baseline` and `host` must match unless they are "". Returns None if there is no such session.
-    """
-    rows = store.rows(
-        """SELECT job_id FROM verdict_list
-           WHERE :name IN (session, candidate_arm) AND :baseline IN ('', baseline_arm) AND :host IN ('', host)
-           ORDER BY baseline_arm = candidate_arm, intent_at DESC, job_id DESC LIMIT 1""",
-        {"name": name, "baseline": baseline, "host": host},
-    )
-    return store.job(rows[0]["job_id"]) if rows else None
-
-
 def no_verdict(store: Store, name: str, baseline: str, host: str = "") -> UsageError:
     """Return the error for an experiment without a verdict, against a baseline and on a host unless they are ""."""
     against = f" against {baseline!r}" if baseline else ""

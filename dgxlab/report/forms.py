@@ -24,7 +24,7 @@ from dgxlab.report.imports import imports
 from dgxlab.report.ledger import experiments, steps
 from dgxlab.report.profile import profile
 from dgxlab.report.records import Beside, Column, Number, Origin, Page, Provenance, Row, Table, Value
-from dgxlab.report.session import WORDS, ChainSession
+from dgxlab.report.session import WORDS, ChainSession, invalid_since, newest_with_verdicts
 from dgxlab.report.tables import (
     OPS,
     SERVING,
@@ -144,14 +144,15 @@ def _gates_beside(wanted: Query, table: Table) -> Table:
 
 
 def _verdicts(store: Store, wanted: Query) -> Page:
-    jobs = [store.job(session) for session in wanted.session]
+    jobs: list[tuple[Job, Job | None]] = [(store.job(session), None) for session in wanted.session]
     for name in wanted.experiment:
-        job = asking.newest_with_verdicts(store, name, wanted.baseline, wanted.host)
-        if job is None:
+        newest, newer = newest_with_verdicts(store, name, wanted.baseline, wanted.host)
+        if newest is None:
             raise asking.no_verdict(store, name, wanted.baseline, wanted.host)
-        jobs.append(job)
-    results, summaries = [], []
-    for job in jobs:
+        jobs.append((newest, newer))
+    results: list[Table] = []
+    summaries = []
+    for job, newer in jobs:
         if job.kind not in SESSIONS:
             raise UsageError(f"session {job.job_id} compares nothing", next=f"dgxlab report {job.job_id}")
         report = collect_session(store, job.job_id)
@@ -161,8 +162,11 @@ def _verdicts(store: Store, wanted: Query) -> Page:
         _, _, what = report.title.partition(": ")
         summaries.append(f"{what}: {report.summary}" if len(jobs) > 1 else report.summary)
         results += [table for table in report.tables if table.form == "verdicts"]
+        if newer:
+            results[-1] = replace(results[-1], notes=(*results[-1].notes, invalid_since(store, newer)))
     if not results:
-        raise UsageError(f"session {jobs[0].job_id} has no verdict", next=f"dgxlab report {jobs[0].job_id}")
+        name = jobs[0][0].job_id
+        raise UsageError(f"session {name} has no verdict", next=f"dgxlab report {name}")
     return Page(wanted.form, tuple(results), " · ".join(summaries))
 
 

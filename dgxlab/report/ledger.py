@@ -16,7 +16,7 @@ from dgxlab.report.ask import CellAsk, Query, op_params
 from dgxlab.report.beside import fits, matching_series, rows_beside
 from dgxlab.report.evidence import Evidence, arms_of_job, find_evidence
 from dgxlab.report.records import Column, Number, Origin, Provenance, Row, Table, Value, columns, grouped
-from dgxlab.report.session import WORDS, older
+from dgxlab.report.session import WORDS, invalid_since, newest_with_verdicts, older
 from dgxlab.report.tables import OPS, SINGLE_STREAM, common, provenance, sort_key
 from dgxlab.report.verdicts import PREFIX
 from dgxlab.stats import VERDICTS, Verdict, speedup
@@ -39,6 +39,7 @@ class _Outcome:
     promoted: bool  # at least one claim is promoted, and none is slower or invalid
     why: str
     gains: Mapping[tuple[str, str], float]  # speedup factors, by the candidate's cell and metric
+    newer: Job | None  # a newer session of the same, which is invalid
 
     @property
     def shown(self) -> str:
@@ -47,7 +48,7 @@ class _Outcome:
 
 
 def _newest_outcome(store: Store, candidate: str, baseline: str = "") -> _Outcome | None:
-    job = asking.newest_with_verdicts(store, candidate, baseline)
+    job, newer = newest_with_verdicts(store, candidate, baseline)
     if job is None or job.kind == "noise":
         return None
     judged = judgement.recorded(store, job.job_id)
@@ -59,7 +60,7 @@ def _newest_outcome(store: Store, candidate: str, baseline: str = "") -> _Outcom
         for each in judged
         if each.verdict.effect is not None
     }
-    return _Outcome(job.job_id, job.kind, job.protocol, word, promoted, "; ".join(_because(verdicts)), gains)
+    return _Outcome(job.job_id, job.kind, job.protocol, word, promoted, "; ".join(_because(verdicts)), gains, newer)
 
 
 def _because(verdicts: Sequence[Verdict]) -> Iterator[str]:
@@ -105,17 +106,22 @@ def experiments(store: Store, wanted: Query) -> Table:
     if not names:
         raise UsageError(f"{store.path} has no experiment with a hypothesis", next="dgxlab report")
     rows: list[Row] = []
-    origins = []
+    origins, notes = [], []
     for name in names:
         latest = asking.newest(store, OF_EXPERIMENT, f"job_id IN ({REJECTED})", name=name)
-        row = _status(_newest_outcome(store, name), latest)
+        outcome = _newest_outcome(store, name)
+        if outcome and outcome.newer:
+            notes.append(f"{name}: {invalid_since(store, outcome.newer)}")
+            latest = None if latest == outcome.newer else latest
+        row = _status(outcome, latest)
         rows.append({"lever": name, "hypothesis": hypotheses[name], **row})
         if "session" in row:
             job = store.job(str(row["session"]))
             origins.append(Origin(name, provenance(arms_of_job(store, job)[name], [job.job_id])))
     first = origins[0].provenance if origins else Provenance(names[0])
     shown = columns("lever hypothesis status verdict why session", verdict="newest verdict")
-    return Table("levers", "Levers", shown, tuple(rows), first, kind="arms", origins=tuple(origins))
+    table = Table("levers", "Levers", shown, tuple(rows), first, kind="arms", notes=tuple(notes))
+    return replace(table, origins=tuple(origins))
 
 
 def _status(outcome: _Outcome | None, latest: Job | None) -> Row:
@@ -181,7 +187,8 @@ def steps(store: Store, wanted: Query) -> Table:
     heads += [Column("ratio", f"vs {base.name}", numeric=True)] if base else []
     heads += [Column("verdict", "A/B verdict")] if outcomes else []
     heads.append(Column("notes", "notes"))
-    notes = _caveats(base, rows, {by for _, by in ratios}) if base else ()
+    notes = list(_caveats(base, rows, {by for _, by in ratios}) if base else ())
+    notes += [f"{name}: {invalid_since(store, each.newer)}" for name, each in outcomes.items() if each.newer]
     table = side_by_side("steps", "Steps", arms, heads, rows, settings=settings, notes=notes)
 
     def column_of(published: Row) -> str | None:

@@ -6,15 +6,15 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from dgxlab import judgement
 from dgxlab.compare import Difference, differing
 from dgxlab.errors import GateFailed
-from dgxlab.judgement import gate_name
 from dgxlab.model import BASELINE, BURN_IN, PROTOCOL, GateStep, ModelStep, ParityGate, Plan
 from dgxlab.plan import is_flag
 from dgxlab.report.evidence import LISTED, OF_GATES, RecordRow, arms_of_job
 from dgxlab.report.records import Failure, Table, columns, grouped, some
 from dgxlab.report.tables import env_text, gate_rows, provenance
-from dgxlab.store import REJECTED, gate_digest
+from dgxlab.store import REJECTED, alias, gate_digest
 from dgxlab.tools.parity import unlike
 
 if TYPE_CHECKING:
@@ -122,6 +122,45 @@ class ChainSession:
         return [*failed_session(self.job, [*gates, *runs]), *gates, *runs]
 
 
+def newest_with_verdicts(store: Store, name: str, baseline: str = "", host: str = "") -> tuple[Job | None, Job | None]:
+    """Return the newest session with verdicts that has this name or candidate, an A/A only if there is no other.
+
+    `baseline` and `host` must match unless they are "". Returns None if there is no such session. If all verdicts of
+    the newest are invalid, and no gate failed, an older session of the same is preferred, and the newest comes second.
+    """
+    rows = store.rows(
+        """SELECT job_id, min(verdict = 'invalid') AS invalid FROM verdict_list
+           WHERE :name IN (session, candidate_arm) AND :baseline IN ('', baseline_arm) AND :host IN ('', host)
+           GROUP BY job_id ORDER BY baseline_arm = candidate_arm, intent_at DESC, job_id DESC""",
+        {"name": name, "baseline": baseline, "host": host},
+    )
+    newest: Job | None = None
+    for row in rows:
+        job = store.job(row["job_id"])
+        newest = newest or job
+        tells = not row["invalid"] or _gate_failed(store, job)
+        if tells and (job == newest or _compares_the_same(store, newest, job)):
+            return job, None if job == newest else newest
+    return newest, None
+
+
+def _gate_failed(store: Store, job: Job) -> bool:
+    failed = "SELECT 1 FROM gate_list WHERE job_id = ? AND status = 'failed'"
+    return job.exit_code == GateFailed.exit_code or bool(store.rows(failed, (job.job_id,)))
+
+
+def _compares_the_same(store: Store, newest: Job, job: Job) -> bool:
+    """Return whether a session compares the same as the newest, which may have ended before it had all its devices."""
+    devices, others = ({each.id for each in store.devices(of.job_id).values()} for of in (newest, job))
+    return newest.host == job.host and devices <= others and newest.plan.compared == job.plan.compared
+
+
+def invalid_since(store: Store, newer: Job) -> str:
+    """Return the note on a newer, invalid session, where an older one of the same is shown."""
+    why = (reason for each in judgement.recorded(store, newer.job_id) for reason in judgement.reasons(each.verdict))
+    return f"a newer session {alias(newer.job_id)} of the same is invalid: {next(why, newer.state)}"
+
+
 def _place(run: RecordRow) -> tuple[str, str, int]:
     return run["chain"], run["role"], run["cycle"]
 
@@ -145,7 +184,9 @@ def failed_gate(gate: RecordRow, whose: str = "", *, again: bool = False) -> Fai
         reasons += some(json.loads(gate["failed"]))
         if gate["printed"] and gate["demanded"]:
             reasons += filter(None, [unlike(json.loads(gate["printed"]), json.loads(gate["demanded"]))])
-    return Failure(gate["job_id"], f"gate {gate_name(gate)}{whose}", "failed", "; ".join(reasons), again, "gate")
+    return Failure(
+        gate["job_id"], f"gate {judgement.gate_name(gate)}{whose}", "failed", "; ".join(reasons), again, "gate"
+    )
 
 
 def failed_session(job: Job | None, listed: Iterable[Failure], *, gate_listed: bool = False) -> list[Failure]:

@@ -286,11 +286,64 @@ def test_a_row_says_what_differs_in_it_alone(store: Store) -> None:
     assert (table.settings, table.differ) == ({"n_ubatch": 2048}, {})
 
 
+OTHER = replace(H200, details={"gpus": [{"name": "NVIDIA H200", "uuid": "GPU-2222222222"}]})
+OF_W4A16 = (
+    {"form": "verdicts", "experiment": "w4a16"},
+    {"form": "steps", "experiment": "w4a16", "baseline": "h200", "cells": "pp512"},
+    {"form": "levers"},
+)
+
+
+@pytest.mark.parametrize(
+    ("far", "ends", "why"),
+    [
+        ("", ("cancelled", 130), "the chain was not begun"),
+        ("built", ("failed", 8), "the chain was not begun"),
+        ("run", ("failed", 8), "the chain was cut after 1 of 9 cycles: runs before and after a gap are not joined"),
+    ],
+)
+def test_an_invalid_rerun_does_not_replace_a_verdict(store: Store, far: str, ends: tuple[str, int], why: str) -> None:
+    held(store)
+    newer = session_of_two(store, B, bench=STREAM)
+    if far:
+        newer.build()
+    for place in places(1) if far == "run" else ():
+        newer.place(next(newer.plan.chains), *place, 1000.0)
+    newer.end(*ends)
+    judged, step, lever = (page(store, query(words)) for words in OF_W4A16)
+    assert judged.summary.startswith("faster: 2 of 2 faster")
+    assert (step.tables[0].rows[1]["verdict"], step.tables[0].rows[1]["verdict_session"]) == ("faster", A)
+    assert [lever.tables[0].rows[0][name] for name in ("status", "session")] == ["promoted", A]
+    for shown, note in ((judged, ""), (step, "w4a16: "), (lever, "w4a16: ")):
+        text = f"{note}a newer session {B[-6:]} of the same is invalid: {why}"
+        assert shown.tables[-1].notes[-1] == text
+        assert text in flat(render_page(shown))
+
+
+@pytest.mark.parametrize("what", ["gate", "env", "device", "protocol", "kind"])
+def test_what_is_invalid_and_new_is_shown(store: Store, what: str) -> None:
+    """A gate that failed, and a session that compares something else."""
+    held(store)
+    changes = {
+        "gate": {},
+        "env": {"candidate": {"env": {"GGML_CUDA_W4A16": "2"}}},
+        "device": {"host": OTHER},
+        "protocol": {"protocol": 2},
+        "kind": {"kind": "screen"},
+    }
+    newer = session_of_two(store, B, bench=STREAM, **changes[what]).build()
+    if what == "gate":
+        newer.gates(passed=1101, status="failed", reasons=["1101 of 1103"], failed=[])
+    newer.end("cancelled", 130)
+    judged, _, lever = (page(store, query(words)) for words in OF_W4A16)
+    assert "invalid: 2 of 2 invalid" in judged.summary
+    assert lever.tables[0].rows[0]["session"] == B
+
+
 def test_every_session_of_a_pair_is_shown(store: Store) -> None:
-    other = replace(H200, details={"gpus": [{"name": "NVIDIA H200", "uuid": "GPU-2222222222"}]})
     jobs = (A, B, "20261120-195900-h200-c")
     held(store, 1.1, jobs[0])
-    held(store, 1.2, jobs[1], host=other)
+    held(store, 1.2, jobs[1], host=OTHER)
     held(store, 0.9, jobs[2])
     held(store, 2.0, "20261120-205900-h200-d", candidate={"name": "unrelated"})
     held(store, 1.3, "20261120-215900-h200-e", kind="screen", noise=0.004)
