@@ -67,6 +67,9 @@ def _collect(store: Store, title: str, asks: Sequence[Ask], job: Job | None) -> 
             *(_rejected(store, asks, job) if asks[0].session is None else ()),
             *failures,
         ),
+        tuple(
+            str(cell.run["job_id"]) for arm in arms for cell in arm.measured if any(flag["hard"] for flag in cell.flags)
+        ),
     )
 
 

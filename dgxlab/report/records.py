@@ -215,6 +215,8 @@ class Report:
     tables: tuple[Table, ...]
     missing: tuple[Missing, ...]
     failures: tuple[Failure, ...]
+    disturbed: tuple[str, ...] = field(default=(), metadata=LATER)
+    """The session of each number that has a hard event: no run of its cell is without."""
 
 
 @dataclass(frozen=True)

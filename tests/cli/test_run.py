@@ -11,7 +11,7 @@ import pytest
 from dgxlab.cli._display import Waits
 from dgxlab.model import Plan, from_json
 from dgxlab.model.events import ProgressEvent
-from tests import toy
+from tests import machines, toy
 from tests.cli.conftest import Project
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
@@ -44,6 +44,18 @@ def test_run_again_measures_nothing(measured: Project) -> None:
     counted = "8 cells, 0 measured now, 8 up to date"
     assert again.err == f"{measured.where}{counted}; recorded in {measured.folder}/results.db\n"
     assert "8 cells, 8 measured now, 0 up to date" in measured.run("run", TOY, "--again").err
+
+
+def test_what_has_a_hard_event_is_said_at_the_end(project: Project) -> None:
+    entry = "{llama-bench: {model: m, n_prompt: 16, env: {TOY: busy}}}"
+    project.spec("busy", f"extends: toy.yaml\nbench: [{entry}]\n")
+    with machines.busy_processor():
+        lines = [project.ok("run", "busy").err.splitlines()[-1] for _ in range(2)]
+    ends = [re.fullmatch(r"(.*), 1 with a hard event: see dgxlab (report \S+); recorded in .*", line) for line in lines]
+    assert [end and end[1] for end in ends] == [
+        f"1 cell, {counts} up to date" for counts in ("1 measured now, 0", "0 measured now, 1")
+    ]
+    assert "- **hard event** in every row: " in project.ok(*ends[1][2].split()).out
 
 
 @pytest.mark.parametrize("folder", ["experiments/deep", ".."])
