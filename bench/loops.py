@@ -29,16 +29,16 @@ PIECE = 10  # loops that one process simulates at a time
 def loop(random: Random, noise: float, winners: float, tries: int = TRIES) -> Counter[str]:
     """Return what a loop of tries does: promoted `true` and `false`, `winners`, those a screen `lost`, `chains`."""
     same, done, tally = judged(random, noise, 0.0, 0.01), list[bool](), Counter[str]()
-    floor = stats.noise_floor(same)
-    assert floor is not None
+    sigma = stats.sigma(same)
+    assert sigma is not None
     for _ in range(tries):
         wins = random.random() < winners
         gain, level = math.log1p(GAIN) * wins, stats.level(done)
         tally["winners"] += wins
         first, candidate, last = (random.gauss(shift, noise) for shift in (0.0, gain, 0.0))
         bracket = Chain([100 * math.exp(first), 100 * math.exp(last)], [100 * math.exp(candidate)])
-        effect = stats.screen(bracket, floor, same.valid_cycles).effect  # None if the baselines are too far apart
-        drops = effect is not None and stats.dropped([Screened(effect, "higher", floor, same.valid_cycles)], GAIN)
+        effect = stats.screen(bracket, sigma, same.valid_cycles).effect  # None if the baselines are too far apart
+        drops = effect is not None and stats.dropped([Screened(effect, "higher", sigma, same.valid_cycles)], GAIN)
         if drops and not wins:
             continue
         keeps = stats.decide([judged(random, noise, gain, level)], level) is Ended.PROMOTED

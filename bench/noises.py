@@ -140,7 +140,7 @@ def families(quick: bool) -> Figure:
 
 
 def promotions(quick: bool) -> Figure:
-    """Count promotions without an effect, and with just the effect that must be exceeded: 2 %, or 3 noise floors."""
+    """Count promotions without an effect, and with just the effect that must be exceeded: 2 %, or 3 times the noise."""
     tallies = _tallies(quick)
     table = {
         row: {name: _rate(tallies[f"{row}, {name}"], ("promoted",)) for name in cases}

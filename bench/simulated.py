@@ -145,7 +145,7 @@ def _run(box: Box, candidate: bool) -> float:
 def simulate(sessions: int, name: str, effect: float, seed: int) -> Tally:
     """Return the verdicts of every rule on this many sessions, each on another box.
 
-    The screen's noise floor comes from one A/A session of the default length on another box of the same scenario.
+    The screen's noise comes from one A/A session of the default length on another box of the same scenario.
     """
     scenario = SCENARIOS[name]
     gain = math.log1p(effect) - math.log(hot_ratio(scenario))
@@ -159,7 +159,7 @@ def simulate(sessions: int, name: str, effect: float, seed: int) -> Tally:
         if verdict.ci is not None:
             tally[OURS, "covered"] += verdict.ci[0] <= effect <= verdict.ci[1]
         same = stats.judge(run_session(Box(replace(scenario, power=1.0), 0.0, random)))
-        screened = stats.screen(bracket(Box(scenario, gain, random)), stats.noise_floor(same), same.valid_cycles)
+        screened = stats.screen(bracket(Box(scenario, gain, random)), stats.sigma(same), same.valid_cycles)
         tally[SCREEN, screened.verdict] += 1
         for rule, peer in PEERS.items():
             tally[rule, peer(Box(scenario, gain, random), random)] += 1

@@ -10,7 +10,7 @@ from typing import Any
 
 from dgxlab.model import ARM, BASELINE, BURN_IN, CANDIDATE, PROTOCOL, Expectation, ParityGate, digest, events, to_json
 from dgxlab.model.experiment import Experiment, SyntheticModel
-from dgxlab.model.plan import Arm, Cell, ChainStep, CheckCommand, GateStep, NoiseFloor, Plan, RunStep, SeriesRef, Source
+from dgxlab.model.plan import Arm, Cell, ChainStep, CheckCommand, GateStep, Noise, Plan, RunStep, SeriesRef, Source
 from dgxlab.model.reasons import sentence
 from dgxlab.model.result import CellResult, Device, Facts, Measurement, Toolchain, build_id, model_id
 from dgxlab.store import Store
@@ -59,7 +59,7 @@ def chain_step(
     *,
     candidate: str = "patched",
     cycles: int = 6,
-    noise: Sequence[NoiseFloor] = (),
+    noise: Sequence[Noise] = (),
     screen: bool = False,
 ) -> ChainStep:
     """Return a chain of toy and a candidate, of one cell of llama-bench; it drifts by at most 5 %."""

@@ -18,7 +18,7 @@ from dgxlab import judgement, stats
 from dgxlab.ingest import ingest
 from dgxlab.judgement import Judged, judge, recorded, session_verdict
 from dgxlab.judgement.verdicts import ENDS
-from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, PROTOCOL, Cell, ChainStep, GateStep, NoiseFloor
+from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, PROTOCOL, Cell, ChainStep, GateStep, Noise
 from dgxlab.store import Store, check
 from tests.journals import (
     CAPPED,
@@ -45,8 +45,8 @@ JUMPING = (100.0, 110.0, 100.0, 110.0, 100.0, 110.0, 100.0)
 SLIGHTLY = (103.0, 104.0, 103.0, 104.0, 103.0, 104.0)  # 3 % faster than A
 
 
-def floor(sigma: float, cycles: int = 8, of: Cell | None = None) -> NoiseFloor:
-    return NoiseFloor((of or cell()).key, "avg_ts", sigma, cycles, "an-older-job")
+def noise(sigma: float, cycles: int = 8, of: Cell | None = None) -> Noise:
+    return Noise((of or cell()).key, "avg_ts", sigma, cycles, "an-older-job")
 
 
 def begun(*chains: ChainStep, **changes: Any) -> Journal:
@@ -114,7 +114,7 @@ def two_cells(b: Values, **plan: Any) -> Journal:
 
 def three_chains() -> Journal:
     """The first is whole and not promoted, the second is cut, the third not begun."""
-    steps = [chain_step(n, noise=[floor(0.002)]) for n in (1, 2, 3)]
+    steps = [chain_step(n, noise=[noise(0.002)]) for n in (1, 2, 3)]
     return begun(*steps).chain(steps[0], A, FASTER).chain(steps[1], A[:2], FASTER[:2]).end("cancelled", 130)
 
 
@@ -156,8 +156,8 @@ def unsettled() -> Journal:
     return begun(STEP).place(STEP, BURN_IN, 1, 100.0, flags=[late]).chain(STEP, A, FASTER).gates().end()
 
 
-def screened(noise: Sequence[NoiseFloor], b: float, cells: Sequence[Cell] = ()) -> Journal:
-    """A screen, whose noise floors come from its plan."""
+def screened(noise: Sequence[Noise], b: float, cells: Sequence[Cell] = ()) -> Journal:
+    """A screen, whose noise comes from its plan."""
     step = chain_step(cells=cells or (cell(),), noise=noise, screen=True)
     a, candidates = ([[value] * max(1, len(cells)) for value in side] for side in ((100.0, 100.2), (b,)))
     return begun(step, kind="screen").chain(step, a, candidates).end()
@@ -222,22 +222,22 @@ SCENARIOS: dict[str, Callable[[], Journal]] = {
     "gate changed by the command line": changed_gate,
     "no gate": no_gate,
     "burn-in did not settle": unsettled,
-    "screen faster": partial(screened, [floor(0.005)], 110.0),
-    "screen slower": partial(screened, [floor(0.005)], 90.0),
-    "screen inconclusive": partial(screened, [floor(0.005)], 100.5),
-    "screen without a noise floor": partial(screened, [], 110.0),
-    "screen with the noise floor of another cell": partial(screened, [floor(0.005, of=cell(1024))], 110.0),
-    "two screens": partial(screened, [floor(0.005), floor(0.005, of=cell(1024))], 110.0, (cell(), cell(1024))),
+    "screen faster": partial(screened, [noise(0.005)], 110.0),
+    "screen slower": partial(screened, [noise(0.005)], 90.0),
+    "screen inconclusive": partial(screened, [noise(0.005)], 100.5),
+    "screen without noise": partial(screened, [], 110.0),
+    "screen with the noise of another cell": partial(screened, [noise(0.005, of=cell(1024))], 110.0),
+    "two screens": partial(screened, [noise(0.005), noise(0.005, of=cell(1024))], 110.0, (cell(), cell(1024))),
     "screen cut": partial(
-        held, A[:1], FASTER[:1], "cancelled", step=chain_step(noise=[floor(0.005)], screen=True), kind="screen"
+        held, A[:1], FASTER[:1], "cancelled", step=chain_step(noise=[noise(0.005)], screen=True), kind="screen"
     ),
     "promoted": held,
     "not much faster": partial(held, b=SLIGHTLY),
     "dirty": partial(held, dirty=True),
     "both arms the same": partial(held, step=chain_step(candidate="toy")),
-    "protocol 2, a noise floor": partial(held, step=chain_step(noise=[floor(0.002)]), protocol=2),
-    "protocol 2, no noise floor": partial(held, protocol=2),
-    "protocol 2, a high noise floor": partial(held, step=chain_step(noise=[floor(0.04)]), protocol=2),
+    "protocol 2, known noise": partial(held, step=chain_step(noise=[noise(0.002)]), protocol=2),
+    "protocol 2, unknown noise": partial(held, protocol=2),
+    "protocol 2, high noise": partial(held, step=chain_step(noise=[noise(0.04)]), protocol=2),
     "a higher clock": partial(at_clocks, (1800.0, 1980.0)),
     "a lower clock, a time": partial(at_clocks, (1980.0, 1800.0), of=KERNEL),
     "the same clock": partial(at_clocks, (1980.0, 1980.0)),
@@ -399,7 +399,7 @@ def session_of_noise(store: Store, job_id: str, spread: float, at: float, host: 
 
 
 def test_the_latest_session_of_a_host_tells_its_noise(store: Store) -> None:
-    """One floor a cell and metric: of this device, model, cell and protocol, of arms that are the same, and valid.
+    """One a cell and metric: of this device, model, cell and protocol, of arms that are the same, and valid.
 
     Runs that do not differ at all are not taken for a host without noise.
     """
@@ -411,14 +411,14 @@ def test_the_latest_session_of_a_host_tells_its_noise(store: Store) -> None:
     read(store, begun(chain_step(candidate="toy"), kind="noise").chain(chain_step(candidate="toy"), A[:2], A[:1]).end())
     (verdict,) = recorded(store, "job-3")
     model = verdict.model_id or ""
-    (noise,) = judgement.noise_floors(store, device("host-a"), [key], model)
+    (noise,) = judgement.noises(store, device("host-a"), [key], model)
     assert (noise.cell, noise.metric, noise.cycles, noise.session) == (key, "avg_ts", 6, "job-3")
-    assert noise.sigma == stats.noise_floor(verdict.verdict) == pytest.approx(0.0038, abs=1e-3)
+    assert noise.sigma == stats.sigma(verdict.verdict) == pytest.approx(0.0038, abs=1e-3)
     others = (("host-a", key, ""), ("host-a", cell(1024).key, model), ("host-c", key, model))
-    assert not any(judgement.noise_floors(store, device(host), [of], read_by) for host, of, read_by in others)
+    assert not any(judgement.noises(store, device(host), [of], read_by) for host, of, read_by in others)
     for job_id in ("job-3", "job-4"):
         store.update_job(job_id, protocol=PROTOCOL - 1)
-    assert judgement.noise_floors(store, device("host-a"), [key], model) == []
+    assert judgement.noises(store, device("host-a"), [key], model) == []
 
 
 def test_the_word_for_a_session() -> None:

@@ -248,11 +248,11 @@ def test_an_interval_clears_0_exactly_for_a_claim(seed: int, cells: int) -> None
         assert claimed == (verdict.p <= 1 - verdict.confidence)
 
 
-def test_noise_floor_of_an_a_a_session() -> None:
+def test_the_noise_of_an_a_a_session() -> None:
     source = random.Random(4)  # noqa: S311 - not for secrets
-    squares = [(stats.noise_floor(stats.judge(noisy(source))) or 0) ** 2 for _ in range(1000)]
+    squares = [(stats.sigma(stats.judge(noisy(source))) or 0) ** 2 for _ in range(1000)]
     assert math.sqrt(sum(squares) / 1000) == pytest.approx(0.006, rel=0.04)
-    assert stats.noise_floor(stats.judge(Chain([], []))) is None
+    assert stats.sigma(stats.judge(Chain([], []))) is None
 
 
 def test_promotion_needs_two_per_cent_and_three_noise_floors() -> None:
@@ -294,7 +294,7 @@ def test_a_screen_must_beat_both_baselines(a: list[float], b: float, better: str
 @pytest.mark.parametrize(
     ("chain", "noise", "cycles", "code"),
     [
-        *((BRACKET, noise, None, VerdictCode.NO_NOISE_FLOOR) for noise in (None, 0.0, math.nan, -0.01, 6.0)),
+        *((BRACKET, noise, None, VerdictCode.NO_NOISE) for noise in (None, 0.0, math.nan, -0.01, 6.0)),
         (BRACKET, 0.006, 1, VerdictCode.UNKNOWN_NOISE),
         (CLEAN, 0.006, None, VerdictCode.NOT_ONE_BRACKET),
         (replace(BRACKET, b=[]), 0.006, None, VerdictCode.UNPAIRED),
@@ -306,7 +306,7 @@ def test_what_is_no_screen(chain: Chain, noise: float | None, cycles: int | None
 
 
 @pytest.mark.parametrize(
-    ("floors", "cycles", "word"), [(3, None, "faster"), (3, 8, "inconclusive"), (3, 1000, "faster"), (3.4, 8, "faster")]
+    ("times", "cycles", "word"), [(3, None, "faster"), (3, 8, "inconclusive"), (3, 1000, "faster"), (3.4, 8, "faster")]
 )
-def test_a_noise_floor_from_few_cycles_is_trusted_less(floors: float, cycles: int | None, word: str) -> None:
-    assert stats.screen(Chain([100, 100], [100 * math.exp(floors * 0.006)]), 0.006, cycles).verdict == word
+def test_noise_from_few_cycles_is_trusted_less(times: float, cycles: int | None, word: str) -> None:
+    assert stats.screen(Chain([100, 100], [100 * math.exp(times * 0.006)]), 0.006, cycles).verdict == word

@@ -167,7 +167,7 @@ def describe_outlook(outlook: Outlook, experiment: model.Experiment) -> str:
         rows = [
             {
                 "cell": " ".join(filter(None, (claim.model, claim.label, metric(claim.metric).label))),
-                "noise floor": percent(claim.sigma),
+                "noise floor": percent(claim.floor),
                 "MDE": percent(claim.mde),
                 "cycles": str(claim.needed or _NEVER),
                 "measured by": claim.session,

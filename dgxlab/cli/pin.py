@@ -79,7 +79,7 @@ def check(
     One row says whether a series applies, builds and passes there, and how it compares with the old pin.
 
     The first row is llama.cpp without one. Gates are the parity gates of --like, and of the operations that have one
-    in the specs that apply the series; their counts are recorded, not compared. A screen needs a noise floor.
+    in the specs that apply the series; their counts are recorded, not compared. A screen needs the noise of the host.
 
     Example: dgxlab pin check b6900 --like quickstart
     """

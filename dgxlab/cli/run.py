@@ -205,9 +205,9 @@ def noise(
     workspace: Workspace,
     out: Out,
 ) -> None:
-    """Measure an experiment against itself: the noise floor.
+    """Measure an experiment against itself: its noise.
 
-    Screens, promotion and `plan --effect` use the noise floor of each cell.
+    Screens and tries use the noise of each cell, `plan --effect` the noise floor, which is its upper 95 % bound.
 
     Example: dgxlab noise experiments/h200/h200.yaml
     """

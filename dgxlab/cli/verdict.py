@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 def verdict(
     file: Path = Argument(help="JSON lines, one chain each; - is stdin."),
     holm: bool = Option(False, "--holm", help="The lines are the cells of one session: Holm over them."),
-    screen: bool = Option(False, "--screen", help="One bracket a line, against its noise floor."),
+    screen: bool = Option(False, "--screen", help="One bracket a line, against its noise."),
     drift_limit: float | None = Option(
         None, help="How far two baselines in a row may be apart without a step; else 0.05."
     ),
-    noise: float | None = Option(None, help="The noise floor, a share as in 0.006; else a chain's own."),
+    noise: float | None = Option(
+        None, help="With --screen the noise, a share as in 0.006; else the noise floor, in place of a chain's own."
+    ),
     fail_on: FailOnOption = None,
     *,
     out: Out,
@@ -35,7 +37,7 @@ def verdict(
     """Judge chains: faster, slower, same, inconclusive, invalid.
 
     A line is {"a": [k + 1 baselines], "b": [k candidates], "better": "higher" or "lower"}, with "name", "drift_limit",
-    "noise", "noise_cycles" (of the A/A sessions behind it), "cycles" (planned), "burn_in" (baselines before the first),
+    "noise", "noise_cycles" (of the A/A session behind it), "cycles" (planned), "burn_in" (baselines before the first),
     "model" and "flaws" ({"3": "why cycle 3 does not count"}) as optional keys. Each line is judged alone, with a 1 %
     rate of false claims per line; --holm limits the rate to 1 % over all lines.
 

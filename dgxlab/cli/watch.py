@@ -34,7 +34,7 @@ def watch(
     """Build, gate and screen a checkout each time it is saved.
 
     One line a round, against the spec's own build; Ctrl-C ends it, and the round that runs. A screen needs the noise
-    floor of the experiment: `dgxlab noise` measures it once.
+    of the experiment: `dgxlab noise` measures it once.
 
     Example: dgxlab watch stock --tree ../llama.cpp
     """

@@ -12,7 +12,7 @@ from dgxlab import stats
 from dgxlab.chains import Comparison
 from dgxlab.errors import UsageError
 from dgxlab.judgement.verdicts import ENDS, NOT_PROMOTED, Judged, counted, gate_name, judge
-from dgxlab.model import PROTOCOL, NoiseFloor, canonical
+from dgxlab.model import PROTOCOL, Noise, canonical
 from dgxlab.stats import Verdict
 from dgxlab.store import Store
 
@@ -90,8 +90,19 @@ def reasons(verdict: Verdict) -> tuple[str, ...]:
     return tuple(reason for reason in verdict.reasons if reason not in flaws)
 
 
-def noise_floors(store: Store, device_id: str, cells: Collection[str], model_id: str) -> list[NoiseFloor]:
-    """Return the run-to-run noise on a device for each cell and metric, from its latest A/A session.
+def noises(store: Store, device_id: str, cells: Collection[str], model_id: str) -> list[Noise]:
+    """Return the run-to-run noise on a device for each cell and metric, from its latest A/A session (`of_itself`)."""
+    return [
+        Noise(cell, metric, sigma, verdict.valid_cycles, session)
+        for (cell, metric), (session, verdict) in of_itself(store, device_id, cells, model_id).items()
+        if (sigma := stats.sigma(verdict)) is not None
+    ]
+
+
+def of_itself(
+    store: Store, device_id: str, cells: Collection[str], model_id: str
+) -> dict[tuple[str, str], tuple[str, Verdict]]:
+    """Return the latest A/A session on a device, and its verdict, for each cell and metric.
 
     `cells` are by Cell.key; those without an A/A session are left out. `model_id` is "" for cells without a model.
     """
@@ -102,13 +113,7 @@ def noise_floors(store: Store, device_id: str, cells: Collection[str], model_id:
            ORDER BY intent_at, job_id""",
         (PROTOCOL, device_id, model_id),
     )
-    floors = {}
-    for row in rows:
-        sigma = stats.noise_floor(_judged(row).verdict)
-        if sigma is not None and row["cell"] in cells:
-            cell, metric = row["cell"], row["metric"]
-            floors[cell, metric] = NoiseFloor(cell, metric, sigma, row["valid_cycles"], row["job_id"])
-    return list(floors.values())
+    return {(row["cell"], row["metric"]): (row["job_id"], _judged(row).verdict) for row in rows if row["cell"] in cells}
 
 
 def check(store: Store) -> list[str]:
@@ -142,9 +147,9 @@ def _rows(store: Store, job_id: str) -> list[Row]:
 
 def _judged(row: Mapping[str, Any]) -> Judged:
     comparison = Comparison(row["cell"], row["candidate_cell"], row["metric"])
-    floor = None
+    noise = None
     if row["noise_sigma"] is not None:
-        floor = NoiseFloor(row["cell"], row["metric"], row["noise_sigma"], row["noise_cycles"], row["noise_session"])
+        noise = Noise(row["cell"], row["metric"], row["noise_sigma"], row["noise_cycles"], row["noise_session"])
     verdict = Verdict(
         **{**{name: row[name] for name in OF_VERDICT}, "screen": bool(row["screen"])},
         ci=None if row["ci_low"] is None else (row["ci_low"], row["ci_high"]),
@@ -153,7 +158,7 @@ def _judged(row: Mapping[str, Any]) -> Judged:
         reasons=tuple(json.loads(row["reasons"])),
     )
     of_judged = {**{name: row[name] for name in OF_JUDGED}, "promoted": bool(row["promoted"])}
-    return Judged(comparison=comparison, verdict=verdict, noise=floor, **of_judged)
+    return Judged(comparison=comparison, verdict=verdict, noise=noise, **of_judged)
 
 
 def _check_job(store: Store, job_id: str) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from dgxlab import stats
 from dgxlab.chains import ChainRun, Comparison, Over, chain_of, comparisons, flaw, over, whole_cycles
-from dgxlab.model import ChainStep, Check, GateStep, NoiseFloor, ParityGate, about, from_json
+from dgxlab.model import ChainStep, Check, GateStep, Noise, ParityGate, about, from_json
 from dgxlab.model.plan import BASELINE, BURN_IN, CANDIDATE
 from dgxlab.model.reasons import says_not_engaged
 from dgxlab.stats import Chain, Verdict
@@ -40,7 +40,7 @@ class Judged:
     chain: str  # ChainStep.id
     comparison: Comparison
     verdict: Verdict  # its reasons include gates, builds and clocks
-    noise: NoiseFloor | None  # the plan's, from an A/A session: decides screens and, before protocol 3, promotion
+    noise: Noise | None  # the plan's, from an A/A session: decides screens and, before protocol 3, promotion
     promoted: bool
     baseline: float | None  # geometric mean over the valid cycles, of both baselines of each; None if invalid
     candidate: float | None  # the same of the candidates; candidate / baseline is 1 + effect
@@ -192,9 +192,9 @@ class _Case:
     faults: tuple[str, ...]  # why no verdict is possible, whatever the values
 
     @property
-    def noise(self) -> NoiseFloor | None:
+    def noise(self) -> Noise | None:
         wanted = (self.comparison.baseline, self.comparison.metric)
-        return next((floor for floor in self.step.noise if (floor.cell, floor.metric) == wanted), None)
+        return next((noise for noise in self.step.noise if (noise.cell, noise.metric) == wanted), None)
 
 
 def _cases(evidence: _Evidence, step: ChainStep) -> list[_Case]:
@@ -288,14 +288,14 @@ def _held_back(evidence: _Evidence, case: _Case, verdict: Verdict) -> Iterator[s
     if dirty:
         yield f"{' and '.join(dirty)} was built from a checkout that is no commit"
     yield from _doubts(evidence, case.step)
-    # the chain's own noise floor decides, before protocol 3 the plan's
+    # the chain's own noise floor decides; before protocol 3 the noise in the plan took its place
     planned = case.noise.sigma if case.noise else None
-    noise = verdict.noise if case.chain.protocol >= stats.STEPS else planned
-    if noise is None or verdict.ci is None:
+    floor = verdict.noise if case.chain.protocol >= stats.STEPS else planned
+    if floor is None or verdict.ci is None:
         yield "the noise floor is not known"
-    elif not stats.promoted(verdict, noise):
-        least, wanted = stats.least_gain(verdict.ci, verdict.better), stats.promotion_limit(noise)
-        floors = f", which is 3 noise floors of {100 * noise:.3g} %" if wanted > stats.PROMOTION else ""
+    elif not stats.promoted(verdict, floor):
+        least, wanted = stats.least_gain(verdict.ci, verdict.better), stats.promotion_limit(floor)
+        floors = f", which is 3 noise floors of {100 * floor:.3g} %" if wanted > stats.PROMOTION else ""
         yield f"in speed the interval begins at {100 * least:+.2f} %, not above {100 * wanted:.3g} %{floors}"
 
 

@@ -28,7 +28,7 @@ _GPU_ALONE = {"gres": "", "constraint": "", "nodelist": "", "exclusive": False, 
 def same_gpus(host: Host, node: ClusterNode) -> bool:
     """Return whether the next job on a node has the GPUs of the last one: a part of a node may be other GPUs each time.
 
-    Only then may its results be completed, and its noise floors decide.
+    Only then may its results be completed, and its noise decide.
     """
     slurm = host.entry.slurm
     gpus = node.facts.details.get("gpus") if node.facts else None

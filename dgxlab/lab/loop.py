@@ -217,16 +217,16 @@ def _check_budget(rows: Sequence[RecordedTry], asked: Try, now_s: float) -> None
 
 
 def _refuse_noise(baseline: Experiment, level: float, planned: Plan) -> None:
-    """Raise ConditionsError if, by a plan's noise floors, not even the longest chain finds the wanted effect."""
-    floors = {(floor.cell, floor.metric): floor.sigma for chain in planned.chains for floor in chain.noise}
+    """Raise ConditionsError if, by a plan's noise, not even the longest chain finds the wanted effect."""
+    sigmas = {(noise.cell, noise.metric): noise.sigma for chain in planned.chains for noise in chain.noise}
     asked = [each for chain in planned.chains for each in comparisons(chain)]
-    noise, cell = max((floors[each.baseline, each.metric], each.baseline) for each in asked)
+    sigma, cell = max((sigmas[each.baseline, each.metric], each.baseline) for each in asked)
     by_hand = cycles_by_hand(baseline.session, stats.claims_at(level, len(asked)))
     cycles = by_hand or stats.cycle_range(len(asked))[1]
-    finds, wanted = stats.mde(noise, cycles, len(asked)), baseline.session.effect
+    finds, wanted = stats.mde(sigma, cycles, len(asked)), baseline.session.effect
     if finds > wanted:
         label = next(each.label for chain in planned.chains for each in chain.baseline.cells if each.key == cell)
-        message = f"the noise floor of {label} on host {baseline.host}, {100 * noise:.2g} %, is too high:"
+        message = f"the noise of {label} on host {baseline.host}, {100 * sigma:.2g} %, is too high:"
         message += f" {cycles} cycles find an effect of {100 * finds:.2g} % or more"
         message += f", and session.effect is {100 * wanted:.2g} %"
         mend = f"{noise_command(baseline)}, when it is quiet, or a larger session.effect: {edit(baseline.path)}"

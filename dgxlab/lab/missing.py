@@ -57,7 +57,7 @@ def plan_missing(
     Raises:
         SpecError: if the arms have nothing in common to measure, or a session has too few cycles for its claims, or too
             little time.
-        ConditionsError: if a screen has no noise floor; and as `request.check`.
+        ConditionsError: if the noise for a screen is not known; and as `request.check`.
     """
     job_id = plan.new_job_id(request.name)
     if request.baseline is None:
@@ -67,12 +67,12 @@ def plan_missing(
         return todo, _from_record(store, everything(request, sides, job_id, todo), sides[0], probe)
     job = _from_record(store, everything(request, sides, job_id), sides[0], probe)
     for chain in job.chains if request.kind == "screen" else ():
-        known = {(floor.cell, floor.metric) for floor in chain.noise}
+        known = {(noise.cell, noise.metric) for noise in chain.noise}
         for comparison in comparisons(chain):
             if (comparison.baseline, comparison.metric) not in known:
                 cell = next(cell.label for cell in chain.baseline.cells if cell.key == comparison.baseline)
                 baseline = sides[0].experiment
-                message = f"a screen needs the noise floor of host {baseline.host} for {cell}"
+                message = f"a screen needs the noise of host {baseline.host} for {cell}"
                 raise ConditionsError(f"{message}, and no A/A session has measured it", next=noise_command(baseline))
     if request.check:
         request.check(job)
@@ -115,7 +115,7 @@ class Place:
 def place(store: Store, host: Host, request: Request, sides: Sequence[Side], probe: Probe, followed: str) -> Place:
     """Return what is left to do: on a cluster, on the node that has measured the most of it; see plan_missing.
 
-    The plan names a node where the node has results that it completes or noise floors that it uses, or is the only one.
+    The plan names a node where the node has results that it completes or noise that it uses, or is the only one.
 
     Raises:
         SpecError: if the cluster's time limit is too short for the plan; and as `plan_missing`.
@@ -221,14 +221,14 @@ def everything(request: Request, sides: Sequence[Side], job_id: str, todo: Todo 
 
 
 def _from_record(store: Store, job: Plan, side: Side, probe: Probe) -> Plan:
-    """Return the plan with data from the record: noise floors, and expected counts for gates without one."""
+    """Return the plan with data from the record: the noise, and expected counts for gates without one."""
     device = device_of(side, probe)
 
     def known(step: model.Step) -> model.Step:
         if isinstance(step, ChainStep):
             name, cells = step.baseline.model, [cell.key for cell in step.baseline.cells]
-            floors = judgement.noise_floors(store, device.id, cells, _identity(side.experiment, name, probe))
-            return replace(step, noise=tuple(floors))
+            noises = judgement.noises(store, device.id, cells, _identity(side.experiment, name, probe))
+            return replace(step, noise=tuple(noises))
         if not isinstance(step, GateStep):
             return step
         arm, gate = job.arm(step.arm), step.gate

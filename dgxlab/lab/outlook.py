@@ -16,7 +16,6 @@ from dgxlab.model import (
     Experiment,
     GateStep,
     ModelStep,
-    NoiseFloor,
     ParityGate,
     Plan,
     RunStep,
@@ -41,11 +40,11 @@ class Expected:
     label: str
     model: str
     metric: str
-    sigma: float  # standard deviation from run to run, a share
-    session: str  # the session that measured this noise
+    floor: float  # the noise floor, a share
+    session: str  # the A/A session that measured it
     mde: float  # minimum effect that is detected with a probability of 80 %, a share
     needed: int | None  # cycles needed to detect the wanted effect, None if over 100
-    chosen: int  # cycles that a burn-in with this noise would choose for the spec's effect
+    chosen: int  # cycles that a burn-in with this noise floor would choose for the spec's effect
 
 
 @dataclass(frozen=True)
@@ -54,9 +53,9 @@ class Outlook:
 
     effect: float  # the wanted effect, a share
     family: int  # how many claims the session makes
-    cycles: int | None  # from the spec, or as the burn-ins will probably choose; None if no noise is known
+    cycles: int | None  # from the spec, or as the burn-ins will probably choose; None if no noise floor is known
     fixed: bool  # whether the spec sets the cycles
-    needed: int | None  # cycles needed to detect the effect in every cell with known noise, None if over 100
+    needed: int | None  # cycles needed to detect the effect in every cell with a known noise floor, None if over 100
     seconds: float | None  # duration of a session of `cycles`, without builds; None if a part of it never ran there
     seconds_needed: float | None
     claims: tuple[Expected, ...]
@@ -83,13 +82,15 @@ def outlook(store: Store, experiment: Experiment, source: Source, effect: float)
     for chain in session.chains:
         labels = {cell.key: cell.label for cell in chain.baseline.cells}
         model = _model(store, experiment, chain.baseline.model, device)
-        known = judgement.noise_floors(store, device, [*labels], model)
-        floors = {(floor.cell, floor.metric): floor for floor in known}
+        known = judgement.of_itself(store, device, [*labels], model)
         for comparison in comparisons(chain):
-            if floor := floors.get((comparison.baseline, comparison.metric)):
-                claims.append(_expected(labels[comparison.baseline], chain, floor, effect, experiment.session))
+            label, metric = labels[comparison.baseline], comparison.metric
+            by, verdict = known.get((comparison.baseline, metric), ("", None))
+            if verdict and verdict.noise:
+                reach = _reach(chain, verdict.noise, effect, experiment.session)
+                claims.append(Expected(label, chain.baseline.model, metric, verdict.noise, by, *reach))
             else:
-                unknown[labels[comparison.baseline]] = None
+                unknown[label] = None
     cycles = experiment.session.cycles or max((claim.chosen for claim in claims), default=None)
     needed = [claim.needed for claim in claims]
     enough = None if None in needed else max(filter(None, needed), default=None)
@@ -123,14 +124,11 @@ def noise_command(experiment: Experiment) -> str:
     return shlex.join(["dgxlab", "noise", label(Path(experiment.path)), "--host", experiment.host])
 
 
-def _expected(label: str, chain: ChainStep, floor: NoiseFloor, effect: float, session: Session) -> Expected:
-    # a burn-in takes the upper bound of the noise in its differences
-    bound = floor.sigma * stats.bound_factor(stats.PLANNING_RUNS - 1)
-    chosen = session.cycles or stats.planned_cycles([bound], session.effect, chain.claims)
-    needed = stats.cycles_to_detect(effect, floor.sigma, chain.claims)
-    needed = needed and max(needed, stats.fewest_cycles(chain.claims))
-    mde = stats.mde(floor.sigma, chosen, chain.claims)
-    return Expected(label, chain.baseline.model, floor.metric, floor.sigma, floor.session, mde, needed, chosen)
+def _reach(chain: ChainStep, floor: float, effect: float, session: Session) -> tuple[float, int | None, int]:
+    """Return what a chain with this noise floor can detect: `mde`, `needed` and `chosen` of its `Expected`."""
+    chosen = session.cycles or stats.planned_cycles([floor], session.effect, chain.claims)
+    needed = stats.cycles_to_detect(effect, floor, chain.claims)
+    return stats.mde(floor, chosen, chain.claims), needed and max(needed, stats.fewest_cycles(chain.claims)), chosen
 
 
 def _model(store: Store, experiment: Experiment, name: str, device: str) -> str:

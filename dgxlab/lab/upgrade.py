@@ -113,7 +113,7 @@ class PinCheck:
         try:  # the gates have just passed, and the pins have different cases
             baseline, candidate = (replace(each, gates=()) for each in (old, new))
             compared = Search(kind="screen", wait_s=self.wait_s).compare(lab, baseline, candidate, watch)
-        except ConditionsError as error:  # there is no noise floor
+        except ConditionsError as error:  # the noise is not known
             return replace(row, reason=error.message, next=error.next)
         sessions = tuple(filter(None, (*row.sessions, compared.session)))
         reason = row.reason or (compared.reason if compared.fault else "")  # an invalid verdict has its own reasons

@@ -217,8 +217,8 @@ BURN_IN, BASELINE, CANDIDATE = "burn-in", "baseline", "candidate"
 
 
 @dataclass(frozen=True)
-class NoiseFloor:
-    """Run-to-run noise of one metric of one cell on one host, measured by an A/A session."""
+class Noise:
+    """Run-to-run noise of one metric of one cell on one host, as an A/A session estimates it."""
 
     cell: str  # Cell.key
     metric: str
@@ -242,7 +242,7 @@ class ChainStep:
     drift_limit: float
     thermal: str = "hot"  # "cold" where each run waits for the device to cool
     screen: bool = False  # one bracket only: it can reject, never accept
-    noise: tuple[NoiseFloor, ...] = ()  # known for the baseline's cells on this host
+    noise: tuple[Noise, ...] = ()  # known for the baseline's cells on this host
     absent: tuple[str, ...] = ()  # markers of the candidate's path under test: must not be on a baseline run's stderr
     effect: float = field(default=0.0, metadata=LATER)  # to be detected, a share
     claims: int = field(
@@ -290,7 +290,7 @@ class Plan:
     specs: tuple[Mapping[str, Any], ...] = field(default=(), metadata=LATER)
     # by arm, the changes of its checkout over the pin, as `git diff` prints them: its commit is on no other machine
     diffs: Mapping[str, str] = field(default_factory=dict, metadata=LATER)
-    # the one node of a cluster that must run it, for its results, its noise floors or want of another; "" for any
+    # the one node of a cluster that must run it, for its results, its noise or want of another; "" for any
     node: str = field(default="", metadata=LATER)
 
     @property

@@ -52,7 +52,7 @@ from dgxlab.report.tables import (
     sort_key,
     varying_of,
 )
-from dgxlab.stats import STEPS, VERDICTS, Verdict, noise_floor
+from dgxlab.stats import STEPS, VERDICTS, Verdict, sigma
 from dgxlab.tools import metric_label
 
 if TYPE_CHECKING:
@@ -77,12 +77,14 @@ def collect_session(store: Store, job_id: str) -> SessionReport:
     job = store.job(job_id)
     session = ChainSession(store, job)
     compared = comparisons(session) if session.ended and not job.rejected else []
-    words = [row.verdict.verdict for row in compared]
+    of_all = [row.verdict for row in compared]
+    words = [verdict.verdict for verdict in of_all]
     whole = judgement.session_verdict(words) if words else ""
     text = f"rejected: {job.rejected}" if job.rejected else summary(job.kind, whole, words) if session.ended else ""
-    floors = sorted(floor for row in compared if (floor := noise_floor(row.verdict)))
-    if job.kind == "noise" and floors:
-        text += f"; noise floor {_ends(floors)} %"
+    if job.kind == "noise":
+        by_name = {"noise": map(sigma, of_all), "noise floor": (verdict.noise for verdict in of_all)}
+        known = ((name, sorted(filter(None, shares))) for name, shares in by_name.items())
+        text += "".join(f"; {name} {_ends(shares)} %" for name, shares in known if shares)
     groups = grouped(((row.ask.cell.tool, FORMS[row.ask.cell.tool].title(row.ask)), row) for row in compared)
     tables = [] if job.rejected else session.gate_tables()
     tables += [_table(session, FORMS[tool], title, group) for (tool, title), group in groups.items()]
@@ -271,10 +273,9 @@ def _values(kind: str, row: Claim, medians: Medians) -> dict[str, Value]:
         key = (row.chain.id, role, ask.cell.key, metric.name)
         return None if verdict.verdict == "invalid" else mean_of(judged, role, metric.name, medians[key])
 
-    if kind == "noise":  # the floor measured here; else the floor that decided on promotion
-        floor = noise_floor(verdict) or None
-    else:
-        floor = judged.noise.sigma if verdict.noise is None and judged.noise else verdict.noise
+    noise = sigma(verdict) or None
+    if kind != "noise":  # what decided: a screen, or before protocol 3 promotion
+        noise = judged.noise.sigma if verdict.noise is None and judged.noise else None
     decided = verdict.verdict in ("faster", "slower")
     return {
         "chain": row.chain.id,
@@ -288,7 +289,8 @@ def _values(kind: str, row: Claim, medians: Medians) -> dict[str, Value]:
         "confidence": f"{100 * verdict.confidence:.2f} %" if verdict.ci else None,
         "mde": None if verdict.mde is None else f"{100 * verdict.mde:.2f}",
         "cycles": f"{verdict.valid_cycles} of {verdict.cycles}",
-        "noise_floor": None if floor is None else f"{100 * floor:.2f}",
+        "noise": None if noise is None else f"{100 * noise:.2f}",
+        "noise_floor": None if verdict.noise is None else f"{100 * verdict.noise:.2f}",
         "verdict": PREFIX[kind] + verdict.verdict,
         "promoted": judged.promoted,
         "valid_cycles": verdict.valid_cycles,
@@ -297,7 +299,8 @@ def _values(kind: str, row: Claim, medians: Medians) -> dict[str, Value]:
         "p": verdict.p,
         **_in_percent(verdict),
         "mde_pct": None if verdict.mde is None else 100 * verdict.mde,
-        "noise_floor_pct": None if floor is None else 100 * floor,
+        "noise_pct": None if noise is None else 100 * noise,
+        "noise_floor_pct": None if verdict.noise is None else 100 * verdict.noise,
     }
 
 
@@ -315,7 +318,8 @@ def _columns(kind: str, rows: Sequence[Mapping[str, Value]]) -> list[Column]:
         Column("same", "equivalence interval (%)", numeric=True) if any(row["same"] for row in rows) else None,
         Column("mde", "MDE (%)", numeric=True) if kind != "screen" else None,
         Column("cycles", "cycles", numeric=True),
-        Column("noise_floor", "noise floor (%)", numeric=True),
+        Column("noise", "noise (%)", numeric=True) if any(row["noise"] for row in rows) else None,
+        Column("noise_floor", "noise floor (%)", numeric=True) if kind != "screen" else None,
     ]
     return [column for column in every if column]
 
@@ -325,7 +329,7 @@ def _protocol(
 ) -> dict[str, Value]:
     first = chains[0]
     decided = first.screen or plan.protocol < STEPS
-    floors = sorted({row.judged.noise.session for row in group if row.judged.noise and decided})
+    measured = sorted({row.judged.noise.session for row in group if row.judged.noise and decided})
     words: dict[str, Value] = {
         "protocol": plan.protocol,
         "cycles planned": first.cycles or f"for an effect of {100 * first.effect:g} %",
@@ -336,7 +340,7 @@ def _protocol(
     }
     if pinned := dict.fromkeys(run["pinned"].strip("[]") for run in runs if run["pinned"]):
         words["pinned"] = "to processors " + " or ".join(pinned)
-    return {**words, "noise floors of": ", ".join(floors)} if floors else words
+    return {**words, "noise of": ", ".join(measured)} if measured else words
 
 
 def _flags(session: ChainSession, runs: Sequence[RecordRow], *, several: bool) -> tuple[ShownFlag, ...]:

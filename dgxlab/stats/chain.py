@@ -56,19 +56,19 @@ class VerdictCode(Enum):
     )
 
     # of a screen
-    NO_NOISE_FLOOR = "a screen needs the noise floor of this host, from an A/A session"
-    UNKNOWN_NOISE = "{cycles} cycles are too few for a noise floor"
+    NO_NOISE = "a screen needs the noise of this host, from an A/A session"
+    UNKNOWN_NOISE = "{cycles} cycles are too few to estimate the noise"
     NOT_ONE_BRACKET = "a screen is one bracket, not {cycles} cycles"
     BRACKET = "the bracket does not count: {flaw}"
     BEATS_BOTH = (
-        "one bracket, in which the candidate beats both baselines by more than {floors:.3g} noise floors "
+        "one bracket, in which the candidate beats both baselines by more than {times:.3g} times the noise "
         "of {percent:.2g} %"
     )
     LOSES_TO_BOTH = (
-        "one bracket, in which the candidate loses to both baselines by more than {floors:.3g} noise floors "
+        "one bracket, in which the candidate loses to both baselines by more than {times:.3g} times the noise "
         "of {percent:.2g} %"
     )
-    WITHIN = "one bracket, in which the candidate is within {floors:.3g} noise floors of {percent:.2g} %"
+    WITHIN = "one bracket, in which the candidate is within {times:.3g} times the noise of {percent:.2g} %"
 
 
 class VerdictReason(str):

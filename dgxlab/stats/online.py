@@ -36,7 +36,7 @@ class Ended(Enum):
 
 @dataclass(frozen=True)
 class Screened:
-    """One comparison of a screen: the effect, a share, and the noise floor with the valid cycles that it is from."""
+    """One comparison of a screen: the effect, a share, and the noise with the valid cycles that it is from."""
 
     effect: float
     better: str

@@ -22,7 +22,7 @@ SAME_ALPHA = 0.05  # error of a claim of same: two one-sided tests, for one cell
 SAME_MARGIN = math.log(1.01)
 PROMOTION = 0.02  # smallest effect that is worth keeping a change for
 PROMOTION_NOISE = 3.0  # the same in noise floors
-SCREEN_NOISE = 2.77  # 1.96 sqrt(2): two runs of the same build differ by more noise floors in one of twenty pairs
+SCREEN_NOISE = 2.77  # 1.96 sqrt(2): two runs of the same build differ by more sigmas in one of twenty pairs
 
 
 @dataclass(frozen=True)
@@ -101,21 +101,21 @@ def holm(p_values: Sequence[float], alpha: float = ALPHA) -> list[int]:
     return factors
 
 
-def noise_floor(verdict: Verdict) -> float | None:
-    """Return the noise sigma that an A/A chain measured, s_d / sqrt(1.5); None if its verdict is invalid."""
+def sigma(verdict: Verdict) -> float | None:
+    """Return the noise that an A/A chain measured, s_d / sqrt(1.5); None if its verdict is invalid."""
     return None if verdict.spread is None else verdict.spread / math.sqrt(1.5)
 
 
-def promoted(verdict: Verdict, noise: float | None = None) -> bool:
+def promoted(verdict: Verdict, floor: float | None = None) -> bool:
     """Return whether a change is worth keeping: its `least_gain` exceeds the `promotion_limit` of the noise floor.
 
-    A screen is never promoted. `noise` replaces the chain's own noise floor, `verdict.noise`; it is required for chains
+    A screen is never promoted. `floor` replaces the chain's own noise floor, `verdict.noise`; it is required for chains
     of a protocol before `chain.STEPS`, which have none.
     """
-    noise = verdict.noise if noise is None else noise
-    if verdict.verdict != "faster" or verdict.ci is None or noise is None or not 0 < noise < 1:
+    floor = verdict.noise if floor is None else floor
+    if verdict.verdict != "faster" or verdict.ci is None or floor is None or not 0 < floor < 1:
         return False
-    return least_gain(verdict.ci, verdict.better) > promotion_limit(noise)
+    return least_gain(verdict.ci, verdict.better) > promotion_limit(floor)
 
 
 def speedup(effect: float, better: str) -> float:
@@ -128,9 +128,9 @@ def least_gain(ci: tuple[float, float], better: str) -> float:
     return min(speedup(bound, better) for bound in ci)
 
 
-def promotion_limit(noise: float) -> float:
+def promotion_limit(floor: float) -> float:
     """Return the speedup, a share, that promotion requires: 2 % or 3 noise floors, whichever is more."""
-    return max(PROMOTION, PROMOTION_NOISE * noise)
+    return max(PROMOTION, PROMOTION_NOISE * floor)
 
 
 @dataclass(frozen=True)
@@ -273,8 +273,8 @@ def not_counted(flaws: Mapping[int, str]) -> Iterator[VerdictReason]:
 def screen(chain: Chain, noise: float | None, noise_cycles: int | None = None) -> Verdict:
     """Return the verdict on a single cycle a_0 b_1 a_1, enough to drop a bad idea early; never `same`.
 
-    The baselines must agree within 2 %, and the candidate beat both, or lose to both, by 2.77 noise floors. `noise` is
-    the host's noise floor, a share; without it the verdict is invalid. If it comes from only `noise_cycles` valid
+    The baselines must agree within 2 %, and the candidate beat both, or lose to both, by 2.77 times the noise. `noise`
+    is the host's sigma, a share; without it the verdict is invalid. If it comes from only `noise_cycles` valid
     cycles, the factor is larger than 2.77; None means that it is exact.
     """
     chain = replace(chain, drift_limit=min(chain.drift_limit, SCREEN_DRIFT_LIMIT))
@@ -284,7 +284,7 @@ def screen(chain: Chain, noise: float | None, noise_cycles: int | None = None) -
 def _bracket(chain: Chain, noise: float | None, noise_cycles: int | None) -> Verdict:
     done = len(chain.b)
     if noise is None or not 0 < noise < 1:
-        return invalid(done, VerdictReason(VerdictCode.NO_NOISE_FLOOR))
+        return invalid(done, VerdictReason(VerdictCode.NO_NOISE))
     if noise_cycles is not None and noise_cycles < 2:
         return invalid(done, VerdictReason(VerdictCode.UNKNOWN_NOISE, cycles=noise_cycles))
     if defect := chain.defect():
@@ -296,11 +296,11 @@ def _bracket(chain: Chain, noise: float | None, noise_cycles: int | None) -> Ver
     (effect,), (before, after) = chain.differences(), chain.a
     assert effect is not None and before is not None and after is not None  # noqa: PT018 - what defect() found
     half_open = abs(math.log(before) - math.log(after)) / 2  # of either baseline to their middle
-    # a floor from few cycles may be too low: t in place of 1.96 makes it 3.34 of them where they come from 8 cycles
-    floors = SCREEN_NOISE if noise_cycles is None else t_quantile(0.975, noise_cycles - 1) * math.sqrt(2)
+    # an estimate from few cycles may be too low: t in place of 1.96 makes it 3.34 of them where they come from 8 cycles
+    times = SCREEN_NOISE if noise_cycles is None else t_quantile(0.975, noise_cycles - 1) * math.sqrt(2)
     code, word = VerdictCode.WITHIN, "inconclusive"
-    if abs(effect) - half_open > floors * noise:
+    if abs(effect) - half_open > times * noise:
         faster = (effect > 0) == (chain.better == "higher")
         code, word = (VerdictCode.BEATS_BOTH, "faster") if faster else (VerdictCode.LOSES_TO_BOTH, "slower")
-    reason = VerdictReason(code, floors=floors, percent=100 * noise)
+    reason = VerdictReason(code, times=times, percent=100 * noise)
     return Verdict(word, done, (reason,), effect=math.expm1(effect), valid_cycles=1)

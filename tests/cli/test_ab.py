@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dgxlab import stats
 from dgxlab.cli._display import Lines
 from dgxlab.cli.run import Same
 from dgxlab.compare import MUST_AGREE
@@ -89,15 +90,19 @@ def test_a_terminal_gets_the_same_lines_above_a_bar(two: Project) -> None:
 def test_noise_tells_the_floor_and_what_can_be_seen(two: Project) -> None:
     ran = two.ok("noise", "noisy", "--wide")
     assert ": A/A of noisy " in ran.out.splitlines()[0]
-    assert "| noise floor (%) |" in ran.out
+    assert "| noise (%) | noise floor (%) |" in ran.out
     assert "promoted" not in ran.out
     report = two.json("report", "noisy-vs-noisy")
-    assert 0 < report["tables"][1]["rows"][0]["noise_floor_pct"] < 2
+    floors = [row["noise_floor_pct"] for row in report["tables"][1]["rows"]]
     planned = two.ok("plan", "experiments/noisy.yaml", "--effect", "50%")
     assert re.search(r"(?m)^planned: 6 cycles, about ", planned.out)
     assert re.search(r"(?m)^needed for 50 %: \d+ cycles, about ", planned.out)
     as_json = two.run("plan", "experiments/noisy.yaml", "--effect", "0.5", "--format", "json")
-    assert json.loads(as_json.out)["effect"] == 0.5
+    expected = json.loads(as_json.out)
+    claims = expected["claims"]
+    assert expected["effect"] == 0.5
+    assert [100 * claim["floor"] for claim in claims] == pytest.approx(floors)
+    assert [claim["mde"] for claim in claims] == [stats.mde(claim["floor"], 6, 3) for claim in claims]
     chosen = two.run("plan", "experiments/noisy.yaml", "experiments/half.yaml", "--set", "session.effect=50%")
     assert re.search(r"^planned: 8 cycles, about .*; the burn-in ", chosen.out.splitlines()[-1])
     judged = two.run("ab", "noisy", "half", "--screen", "--fail-on", "inconclusive", "--fail-on", "slower", "-q")
@@ -197,7 +202,7 @@ def test_arms_that_measure_something_else_are_refused_unless_allowed(two: Projec
 def test_an_arm_by_another_name_is_no_aa_session(two: Project) -> None:
     screen = ("ab", "--screen", "stream")
     two.spec("renamed", "extends: stream.yaml\n")
-    # a screen without a noise floor ends before anything is measured
+    # without known noise a screen ends before anything is measured
     assert "renamed against stream: their specs differ in nothing but the name" in two.run(*screen, "renamed").err
     assert "stream against stream: nothing differs, an A/A session\n" in two.run(*screen, "stream").err
 

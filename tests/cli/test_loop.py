@@ -64,7 +64,7 @@ def new(project: Project, tmp_path: Path) -> Loop:
 
 @pytest.fixture
 def loop(new: Loop) -> Loop:
-    """The same, with a noise floor."""
+    """The same, with known noise."""
     new.project.ok("noise", "stock")
     return new
 
@@ -237,7 +237,7 @@ def test_a_try_that_was_not_finished_goes_on(loop: Loop) -> None:
     before = len(loop.project.json("sessions"))
     ran = loop.try_("--db", "results.db")
     assert (ran.rc, ran.out) == (8, "")
-    assert ran.error.startswith("the noise floor of pp16 on host local, ")
+    assert ran.error.startswith("the noise of pp16 on host local, ")
     assert "is too high: 40 cycles find an effect of " in ran.error
     noise, _, edit = ran.next.partition(", when it is quiet, or a larger session.effect: ")
     assert (noise, edit[-10:]) == ("dgxlab --db results.db noise experiments/stock.yaml --host local", "stock.yaml")
@@ -295,7 +295,7 @@ def test_a_try_of_which_nothing_is_measured_begins_anew_against_another_baseline
     new.edit("ggml/ggml.c", "out of toys", "no toys")
     new.project.ok("patch", "export", "first", "--tree", new.checkout, "-m", "ggml : say it shortly")
     new.edit(BENCH, TIME, "20000000")
-    assert new.try_().rc == 8  # no noise floor yet
+    assert new.try_().rc == 8  # the noise is not known yet
     new.project.spec("stock", SPEC + "series: [first]\n")
     new.project.ok("noise", "stock")
     assert new.ended()[1]["ended"] == "screen"

@@ -196,7 +196,7 @@ def test_a_new_pin_is_tried_with_every_series(many: Project) -> None:
     assert "many: series many: toy-break.patch does not apply" in ran.out
     assert rows["alone"].split() == ["alone", "yes", *"----"]  # it would be stock
     assert ran.error == f"not everything is well on pin {later[:12]}: many"
-    assert "next: dgxlab noise" in ran.out  # without a noise floor nothing can be screened
+    assert "next: dgxlab noise" in ran.out  # without known noise nothing can be screened
     many.ok("noise", "plain")
     as_json = many.json("pin", "check", later, "other", "--like", "plain")
     stock, row = as_json["rows"]

@@ -9,7 +9,7 @@ from tests import toy
 from tests.cli.conftest import Project
 from tests.cli.test_trees import STOCK, edit
 
-NOISY = f"{STOCK}env: {{TOY: noisy}}\n"  # without noise there is no noise floor
+NOISY = f"{STOCK}env: {{TOY: noisy}}\n"  # an A/A session without any noise does not count
 
 
 def test_each_saved_state_is_a_round(project: Project, tmp_path: Path) -> None:

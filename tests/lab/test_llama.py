@@ -199,9 +199,9 @@ def test_an_experiment_against_itself(bench: Bench) -> None:
     cells = [each.comparison.baseline for each in claims]
     (model,) = {row["model_id"] for row in bench.lab.store.rows("SELECT model_id FROM verdicts")}
     (device,) = bench.lab.store.devices(session.job_id).values()
-    floors = judgement.noise_floors(bench.lab.store, device.id, cells, model)
-    assert {floor.session for floor in floors} == {session.job_id}
-    assert {floor.cell for floor in floors} == set(cells)
+    noises = judgement.noises(bench.lab.store, device.id, cells, model)
+    assert {noise.session for noise in noises} == {session.job_id}
+    assert {noise.cell for noise in noises} == set(cells)
     ahead = outlook(bench.lab.store, arm("threads-1"), bench.lab.store.job(session.job_id).plan.arms[0].source, 0.5)
     assert {claim.label for claim in ahead.claims} == {"pp128", "tg16"}
     assert ahead.unknown == ()

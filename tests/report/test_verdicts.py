@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from dgxlab import judgement, stats
 from dgxlab import plan as planning
 from dgxlab.errors import UsageError
 from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, ChainStep, to_json
@@ -238,8 +239,14 @@ def test_a_step_has_the_numbers_that_its_verdict_is_on(store: Store) -> None:
 def test_an_aa_session_gives_its_baselines_number(store: Store) -> None:
     session = session_of_two(store, A, kind="noise", bench=STREAM).build().gates()
     session.chains(lambda step, role, cycle: 1000.0 + cycle).gates(after=True).end()
-    rows = {str(row["test"]): row["baseline"] for row in verdicts(collect_session(store, A)).rows}
+    report = collect_session(store, A)
+    rows = {str(row["test"]): row["baseline"] for row in verdicts(report).rows}
     assert {test: of_h200(store).rows[0][test] for test in rows} == rows
+    for row, judged in zip(verdicts(report).rows, judgement.recorded(store, A), strict=True):
+        percent = [100 * (share or 0) for share in (stats.sigma(judged.verdict), judged.verdict.noise)]
+        assert [row["noise_pct"], row["noise_floor_pct"]] == percent
+        assert percent[0] < percent[1]
+        assert report.summary.endswith("; noise {:.2f} %; noise floor {:.2f} %".format(*percent))
 
 
 def test_an_arm_that_differs_in_name_alone_has_its_own_number(store: Store) -> None:

@@ -26,7 +26,7 @@ from dgxlab.model import (
     GateStep,
     Measurement,
     ModelStep,
-    NoiseFloor,
+    Noise,
     ParityGate,
     Plan,
     RunStep,
@@ -162,9 +162,7 @@ def session_of_two(
     steps = list(plan.steps)
     for place, step in enumerate(steps):
         if isinstance(step, ChainStep) and noise:
-            known = [
-                NoiseFloor(each.baseline, each.metric, noise, 8, "20261101-090000-noise") for each in comparisons(step)
-            ]
+            known = [Noise(each.baseline, each.metric, noise, 8, "20261101-090000-noise") for each in comparisons(step)]
             steps[place] = replace(step, noise=tuple(known))
     return Session(store, other, job_id, host=host, plan=replace(plan, steps=tuple(steps), protocol=protocol))
 
