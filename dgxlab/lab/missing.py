@@ -237,11 +237,7 @@ def _from_record(store: Store, job: Plan, side: Side, probe: Probe) -> Plan:
         compute_cap = Device.of(model.to_json(probe.facts), arm.cmake).compute_cap
         recorded = store.expectation(arm.source.pin, arm.source.tree, gate_digest(gate, step.env), compute_cap)
         if recorded and not step.like:  # a candidate's gate is compared with the baseline's in the same session
-            expect, unsupported, cases = recorded
-            if gate.expect is None:
-                gate = replace(gate, expect=expect, unsupported=unsupported)
-            if gate.expect == expect and not gate.cases:
-                gate = replace(gate, cases=cases)
+            gate = gate.completed(*recorded)
         return replace(step, gate=gate, listed=store.case_list(gate.cases) is not None)
 
     return replace(job, steps=tuple(known(step) for step in job.steps))

@@ -186,6 +186,13 @@ class ParityGate:
         parts = (f"{name}={','.join(map(str, values))}" for name, values in self.where.items())
         return " where ".join(filter(None, (self.op, " ".join(parts))))
 
+    def completed(self, expect: Expectation, unsupported: int | None, cases: str) -> ParityGate:
+        """Return the gate with what the record has of its source, in place of what it does not say itself."""
+        if self.expect is None:
+            known = unsupported if self.unsupported is None else self.unsupported
+            return replace(self, expect=expect, unsupported=known, cases=self.cases or cases)
+        return self if self.cases or self.expect != expect else replace(self, cases=cases)
+
 
 CHANGED = " (changed by --set)"  # follows the status of a gate that is `overridden`
 

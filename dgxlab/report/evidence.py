@@ -19,7 +19,7 @@ from dgxlab.judgement import Judged
 from dgxlab.model import BASELINE, CANDIDATE, Device, RunStep, canonical, model_read
 from dgxlab.report.ask import Ask, CellAsk, label, of_session
 from dgxlab.report.records import Conditions, Number, grouped, labels_of, some
-from dgxlab.store import FLAWED, REJECTED, UNCOUNTED, judged_alike
+from dgxlab.store import FLAWED, RECORDED, REJECTED, UNCOUNTED
 
 if TYPE_CHECKING:
     from dgxlab.store import Job, Store
@@ -42,9 +42,9 @@ RUNS = f"""{MINE} SELECT run_id, job_id, arm, build_id, device_id, tool, coalesc
 
 NEWEST = f"{MINE} SELECT build_id FROM mine ORDER BY intent_at DESC, job_id DESC LIMIT 1"  # noqa: S608 - our own
 
-OF_GATES = """gates.*, device_id, expectations.job_id AS recorded_by, expectations.total AS recorded,
-              printed.lines AS printed, demanded.lines AS demanded"""
-LISTED = """JOIN devices USING (device_id) LEFT JOIN expectations USING (pin, tree, gate_digest, compute_cap)
+OF_GATES = f"""gates.*, device_id, e.job_id AS recorded_by, {RECORDED} AS recorded, printed.lines AS printed,
+               demanded.lines AS demanded"""
+LISTED = """JOIN devices USING (device_id) LEFT JOIN expectations AS e USING (pin, tree, gate_digest, compute_cap)
             LEFT JOIN case_lists AS printed ON printed.cases = gates.cases AND status = 'failed'
             LEFT JOIN case_lists AS demanded ON demanded.cases = expected_cases AND status = 'failed'"""
 """Joins the printed and the expected cases of a failed gate."""
@@ -185,7 +185,7 @@ def find_evidence(store: Store, ask: Ask) -> Evidence:
     runs, gates, checks = (store.rows(sql.format(mine=mine), params) for sql in (RUNS, GATES, CHECKS))
     # gates of any job are evidence for the build, but only the expected ones matter here
     gates, checks = ([row for row in rows if row["gate_digest"] in ask.gates] for rows in (gates, checks))
-    gates = [row for row in gates if judged_alike(row, ask.gates[row["gate_digest"]][0])]
+    gates = [row for row in gates if store.judged_alike(row, ask.gates[row["gate_digest"]][0])]
     if not (every := runs + gates + checks):
         built = store.rows(NEWEST.format(mine=mine), params)
         return Evidence(ask, ask.arm.name, ask.host, built[0]["build_id"] if built else None)

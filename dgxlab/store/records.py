@@ -108,20 +108,6 @@ def gate_digest(gate: ParityGate | Check | Mapping[str, Any], env: Mapping[str, 
     return digest([{k: v for k, v in fields.items() if k not in (*reached, "limit_s", "env")}, env], 16)
 
 
-def judged_alike(row: Mapping[str, Any], gate: ParityGate | Check) -> bool:
-    """Return whether a result of the same gate, with whatever count it expected, says how `gate` ended.
-
-    `row` is its row of `gates`, with the count that the record has of the tree as `recorded`. A result of which no case
-    failed may be good for one count alone.
-    """
-    total = row["total"]
-    if total is None or row["passed"] != total:
-        return True
-    expect = getattr(gate, "expect", None)
-    asked = expect.total if expect else row["recorded"]
-    return (asked in (None, total)) == (row["expected"] in (None, total))
-
-
 def device_row(device: Device) -> dict[str, Any]:
     """Return the row of `devices` for a device."""
     fields = {name: canonical(value) if isinstance(value, list) else value for name, value in to_json(device).items()}

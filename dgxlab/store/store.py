@@ -15,9 +15,9 @@ from typing import Any
 
 from dgxlab import __version__
 from dgxlab.errors import SpecError, UsageError
-from dgxlab.model import PROTOCOL, SESSIONS, Device, Expectation, ParityGate, Plan, canonical
+from dgxlab.model import PROTOCOL, SESSIONS, Check, Device, Expectation, GateStep, ParityGate, Plan, canonical
 from dgxlab.store.connect import Tell, backup, connect, copies, damaged, named_errors, transaction
-from dgxlab.store.records import RANK, Job, device_from, experiment_row, job_row, judged_alike, matching_ids, only_match
+from dgxlab.store.records import RANK, Job, device_from, experiment_row, gate_digest, job_row, matching_ids, only_match
 from dgxlab.store.schema import DEFLATED, UPSERT, deflated, inflated
 from dgxlab.store.seals import Seals
 
@@ -30,6 +30,8 @@ JOBS = """SELECT jobs.*, coalesce(reason, '') AS rejected, (SELECT json_group_ar
           FROM jobs LEFT JOIN rejections USING (job_id)"""
 FLAWED = "SELECT run_id FROM flags WHERE hard"
 """The runs that a hard event disturbed: tables mark them, and what has no room for a mark leaves them out."""
+RECORDED = "json_array(e.total, e.unsupported, e.cases)"
+"""Of `expectations AS e`: what a parity gate must reach that does not say it."""
 FRESH_S = 86400.0  # a younger copy is recent enough
 
 RunRow = Mapping[str, Any]
@@ -275,19 +277,46 @@ class Store:
 
     def latest_gate(self, build_id: str, device_id: str, gate_digest: str, gate: ParityGate) -> dict[str, Any] | None:
         """Return the row of a parity gate's newest result on this build and device, `judged_alike` alone."""
-        recorded = """(SELECT total FROM expectations AS e JOIN devices USING (compute_cap)
-                       WHERE devices.device_id = arms.device_id
-                       AND (e.pin, e.tree, e.gate_digest) = (arms.pin, arms.tree, gates.gate_digest)) AS recorded"""
+        recorded = f"""(SELECT {RECORDED} FROM expectations AS e JOIN devices USING (compute_cap)
+                        WHERE devices.device_id = arms.device_id
+                        AND (e.pin, e.tree, e.gate_digest) = (arms.pin, arms.tree, gates.gate_digest)) AS recorded"""
         rows = self._results(f"gates.*, {recorded}", "gates", "gate_id", "true", (build_id, device_id, gate_digest))
-        return next((row for row in rows if judged_alike(row, gate)), None)
+        return next((row for row in rows if self.judged_alike(row, gate)), None)
+
+    def judged_alike(self, row: Mapping[str, Any], gate: ParityGate | Check) -> bool:
+        """Return whether a result of the same parity gate, whatever it had to reach, says how `gate` ended.
+
+        `row` is its row of `gates`, with RECORDED of its source as `recorded`. Where no case failed, a result may be
+        good for some counts, or one list of cases, alone.
+        """
+        if row["total"] is None or (row["status"] == "failed" and row["passed"] != row["total"]):
+            return True
+        assert isinstance(gate, ParityGate)
+        total, unsupported, cases = json.loads(row["recorded"] or "[null, null, null]")
+        if total is not None:  # an older agent recorded no cases
+            gate = gate.completed(Expectation(total, total), unsupported, cases if cases and row["cases"] else "")
+
+        def reached(*asked: object) -> list[bool]:
+            got = (row["total"], row["unsupported"], row["cases"])
+            return [wanted in (None, value) for wanted, value in zip(asked, got, strict=True)]
+
+        had = reached(row["expected"], self._unsupported(row), row["expected_cases"])
+        return had == reached(gate.expect and gate.expect.total, gate.unsupported, gate.cases or None)
+
+    def _unsupported(self, row: Mapping[str, Any]) -> int | None:
+        """Return how many unsupported cases a failed parity gate had to have; None if that is open or not known."""
+        if row["status"] != "failed":
+            return None
+        with contextlib.suppress(SpecError):
+            steps = [step for step in self.job(row["job_id"]).plan.steps if isinstance(step, GateStep)]
+            same = (s.gate for s in steps if (s.arm, gate_digest(s.gate, s.env)) == (row["arm"], row["gate_digest"]))
+            return next((gate.unsupported for gate in same if isinstance(gate, ParityGate)), None)
+        return None
 
     def gate_passed(self, build_id: str, device_id: str, gate_digest: str, gate: ParityGate) -> bool:
         """Return whether a parity gate's newest result on this build and device is a pass with the expected counts."""
         row = self.latest_gate(build_id, device_id, gate_digest, gate)
-        if row is None or row["status"] == "failed":
-            return False
-        counted = gate.expect is None or gate.expect.total == row["total"]
-        return counted and gate.cases in ("", row["cases"]) and gate.unsupported in (None, row["unsupported"])
+        return row is not None and row["status"] != "failed"
 
     def check_passed(self, build_id: str, device_id: str, gate_digest: str, inputs: Mapping[str, str]) -> bool:
         """Return whether the newest result of a gate, other than a parity gate, is a pass on this build and device.

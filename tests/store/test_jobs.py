@@ -181,6 +181,20 @@ def test_a_gate_with_another_count_does_not_answer(store: Store) -> None:
         assert store.gate_passed(journal.build_id(), device(), GATE, replace(ASKED, expect=expect)) is passed
 
 
+def test_what_a_gate_says_itself_goes_before_the_record() -> None:
+    """Except that the recorded list of cases is that of the recorded count."""
+    recorded = (Expectation(1103, 1103), 306, LISTED)
+    for said, unsupported, cases in (
+        (ASKED, 306, LISTED),
+        (replace(ASKED, unsupported=305), 305, LISTED),
+        (replace(ASKED, expect=recorded[0]), None, LISTED),
+        (replace(ASKED, expect=Expectation(4, 4)), None, ""),
+        (replace(ASKED, cases="0" * 16), 306, "0" * 16),
+    ):
+        gate = said.completed(*recorded)
+        assert (gate.expect, gate.unsupported, gate.cases) == (said.expect or recorded[0], unsupported, cases)
+
+
 def test_gate_digest_is_what_is_checked() -> None:
     asked = ParityGate("MUL_MAT", "CPU", Expectation(1, 1), 3, {"A": "1"}, 9.0)
     assert gate_digest(asked, {}) == GATE
