@@ -156,8 +156,9 @@ def check(
         out.note(f"left out, as they have no patches yet: {', '.join(begun)}")
     cache, each = options.fetch_each(names or (), out)
     rows, lines, mends = [], [], []
+    applied = [name for wanted in each.values() for name in wanted]
     for at, wanted in each.items():
-        problems = {name: series.check(root, name, cache, at) for name in wanted}
+        problems = {name: series.check(root, name, cache, at, beside=applied.count(name) > 1) for name in wanted}
         rows.append({"pin": at, "problems": {name: list(listed) for name, listed in problems.items()}})
         lines += [f"pin {at[:12]}", *([] if wanted else ["no series"])]
         for name, listed in problems.items():
@@ -166,8 +167,7 @@ def check(
     out.result(rows, "\n".join(lines))
     if mends:
         (at, mend), *_ = mends
-        beside = " --beside" * (len(each) > 1 and mend.startswith("dgxlab patch refresh "))
-        raise CheckFailed(f"not every series applies to pin {at[:12]}", next=mend + beside)
+        raise CheckFailed(f"not every series applies to pin {at[:12]}", next=mend)
 
 
 @app.add

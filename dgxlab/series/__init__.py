@@ -93,12 +93,12 @@ def apply(cache: PinCache, pin: str, series: Sequence[Series]) -> Source:
         return Source(pin, stack.tree(), stack.commit, refs)
 
 
-def check(root: Path, name: str, cache: PinCache, pin: str) -> dict[str, str]:
+def check(root: Path, name: str, cache: PinCache, pin: str, *, beside: bool = False) -> dict[str, str]:
     """Return the problems of the series patches/<name> of the project `root` on a pin: sentences, and what mends each.
 
     A series has no problem if every file is listed once and readable, every patch changes exactly the blobs that it
     names into those that it names, none is what a merge left over, and `git format-patch` would write each patch
-    identically.
+    identically. With `beside`, other pins need the patches too: what mends a patch that moved keeps them.
 
     Raises:
         SpecError: if the pin is not in the cache.
@@ -109,7 +109,7 @@ def check(root: Path, name: str, cache: PinCache, pin: str) -> dict[str, str]:
     except SpecError as error:
         return dict.fromkeys(error.details.splitlines() or [error.message], error.next)
     problems: dict[str, str] = {}
-    with Stack.on(cache, pin) as stack:
+    with Stack.on(cache, pin, beside=beside) as stack:
         try:
             for patch in series.patches:
                 for path in sorted(path for path in patch.paths if path.endswith((".orig", ".rej"))):

@@ -24,10 +24,10 @@ _FORMAT = ("--zero-commit", "--no-signature", "--full-index", "--no-numbered", "
 class Stack:
     """A pin and the patches applied to it, a commit each; `commit` is the last one, at first the pin."""
 
-    def __init__(self, cache: PinCache, pin: str, folder: Path) -> None:
+    def __init__(self, cache: PinCache, pin: str, folder: Path, *, beside: bool) -> None:
         self.git = cache.git.configured(GIT_INDEX_FILE=folder / "index")
         self.pin = self.commit = pin
-        self._folder = folder
+        self._folder, self._beside = folder, beside
         # `git apply --cached --3way` writes files all the same when both sides add one: let it, into a folder of ours
         work = folder / "work"
         work.mkdir()
@@ -36,17 +36,17 @@ class Stack:
 
     @classmethod
     @contextmanager
-    def on(cls, cache: PinCache, pin: str) -> Iterator[Stack]:
-        """Yield a stack without patches on a pin that is in the cache."""
+    def on(cls, cache: PinCache, pin: str, *, beside: bool = False) -> Iterator[Stack]:
+        """Yield a stack without patches on a pin that is in the cache; `beside` if other pins need the patches too."""
         with cache.scratch() as folder:
-            yield cls(cache, pin, folder)
+            yield cls(cache, pin, folder, beside=beside)
 
     def push(self, series: Series, patch: Patch) -> None:
         """Apply a patch of a series, as a commit by the patch's author; PatchError unless it fits."""
         refresh = f"dgxlab patch refresh {series.folder} --pin {self.pin}"
         if moved := _misfits(patch, self._blobs(patch.paths)):
             problem = f"does not apply to pin {self.pin[:12]}: {moved[0]}"
-            raise _refused(series, patch, problem, refresh, "\n".join(moved))
+            raise _refused(series, patch, problem, refresh + " --beside" * self._beside, "\n".join(moved))
         ran = self.git.attempt(*self._apply, "--3way", input=patch.diff)
         if ran.rc != 0:
             raise _damaged(series, patch, ran.err)

@@ -77,6 +77,9 @@ def test_two_pins_are_checked_each_with_its_series(series: Project) -> None:
     assert {path.name for path in (series.folder / "patches/more").iterdir()} == {
         *("series", "toys-add-more.patch", later[:12])
     }
+    patch = series.folder / "patches/more/toys-add-more.patch"  # made for the first pin, and to be mended there
+    patch.write_text(patch.read_text() + "\n")
+    assert series.run("patch", "check").next == f"dgxlab patch refresh more --pin {first}"
 
 
 def test_series_becomes_a_measured_arm(series: Project) -> None:
