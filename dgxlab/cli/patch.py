@@ -121,15 +121,24 @@ def list_(*, out: Out) -> None:
     root = project.root()
     rows: list[dict[str, object]] = []
     lines: list[str] = []
-    for each in (series.read(root, name) for name in series.names(root)):
+    empty: dict[str, object] = {"digest": None, "patches": [], "overlays": [], "pins": {}, "problems": []}
+    for name in series.names(root):
+        try:
+            each = series.read(root, name)
+            pins = {pin: series.read(root, name, pin).digest for pin in series.own_pins(root, name)}
+        except SpecError as error:
+            problems = error.details.splitlines() or [error.message]
+            rows.append({"name": name, **empty, "problems": problems})
+            lines += [name, *(f"  {line}" for line in (*problems, error.next))]
+            continue
         patches = [patch.name for patch in each.patches]
         overlays = [f"{overlay.source} -> {overlay.dest}" for overlay in each.overlays]
-        pins = {pin: series.read(root, each.name, pin).digest for pin in series.own_pins(root, each.name)}
-        rows.append({"name": each.name, "digest": each.digest, "patches": patches, "overlays": overlays, "pins": pins})
+        found = {"digest": each.digest, "patches": patches, "overlays": overlays, "pins": pins}
+        rows.append({"name": name, **empty, **found})
         others = [f"for pin {pin}: @{digest[:12]}" for pin, digest in pins.items()]
-        lines += [f"{each.name}@{each.digest[:12]}", *(f"  {line}" for line in (*patches, *overlays, *others))]
+        lines += [f"{name}@{each.digest[:12]}", *(f"  {line}" for line in (*patches, *overlays, *others))]
     for name in series.begun(root):
-        rows.append({"name": name, "digest": None, "patches": [], "overlays": [], "pins": {}})
+        rows.append({"name": name, **empty})
         lines += [name, f"  no patches yet: {series.first_export(name)}"]
     out.result(rows, "\n".join(lines) or "no series")
 

@@ -45,6 +45,19 @@ def test_a_sound_series_is_listed_checks_out_and_needs_no_refresh(series: Projec
     assert series.run("patch", "refresh", "more").out == "nothing to change\n"
 
 
+def test_a_broken_series_is_listed_with_what_is_wrong(series: Project) -> None:
+    (sound,) = series.json("patch", "list")
+    broken = series.folder / "patches/broken"
+    broken.mkdir()
+    (broken / "series").write_text("gone.patch\noverlay kernels/gone.cu ggml/gone.cu\n")
+    problems = ["gone.patch: there is no such file", "overlay kernels/gone.cu ggml/gone.cu: there is no such file"]
+    empty = {"digest": None, "patches": [], "overlays": [], "pins": {}}
+    assert series.json("patch", "list") == [{"name": "broken", **empty, "problems": problems}, sound]
+    lines = series.ok("patch", "list").out.splitlines()
+    assert lines[:4] == ["broken", *(f"  {line}" for line in (*problems, "mend the files in patches/broken"))]
+    assert lines[4] == f"more@{sound['digest'][:12]}"
+
+
 def test_pin_bump_is_checked_and_refreshed(series: Project) -> None:
     later = series.machine.later
     ran = series.run("patch", "check", "--pin", later)
