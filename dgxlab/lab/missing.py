@@ -81,13 +81,11 @@ def plan_missing(
     return Todo(), shared(store, job, device_of(sides[0], probe).id)
 
 
-def answered(store: Store, cache: PinCache, request: Request, watch: Watch, besides: Collection[str] = ()) -> str:
+def answered(store: Store, request: Request, sides: Sequence[Side], besides: Collection[str] = ()) -> str:
     """Return the oldest session that has answered a request, on the device that the host last had; "" for none.
 
-    It compared the same and ended well, and is none of `besides` and not rejected. The host is not contacted. Raises as
-    `sourced`.
+    It compared the same and ended well, and is none of `besides` and not rejected. The host is not contacted.
     """
-    request, sides = sourced(cache, request, watch)
     asked = everything(request, sides, request.name)
     device = device_on(store, request.experiment.host, asked)
     rows = store.rows(

@@ -24,8 +24,8 @@ from dgxlab.errors import (
     UsageError,
     command,
 )
-from dgxlab.lab import Lab, Watch, missing, noted, session
-from dgxlab.lab.request import Request, UnknownName
+from dgxlab.lab import Lab, Side, Watch, missing, noted, session
+from dgxlab.lab.request import Request, UnknownName, sourced
 from dgxlab.model import Experiment, ParityGate, RunStep
 from dgxlab.source.git import Git
 from dgxlab.stats import Bisection, Verdict, estimate, past_half
@@ -103,10 +103,13 @@ class Search:
     def _session(
         self, lab: Lab, request: Request, watch: Watch, used: Collection[str] | None
     ) -> tuple[str, DgxlabError | None]:
-        if used is not None and (earlier := missing.answered(lab.store, lab.cache, request, watch, used)):
-            noted(watch)(f"session {earlier} has compared the same: its result is used; reject it to measure again")
-            return earlier, None
-        outcome = session.run(lab, request, watch)
+        sides: Sequence[Side] = ()
+        if used is not None:
+            request, sides = sourced(lab.cache, request, watch)
+            if earlier := missing.answered(lab.store, request, sides, used):
+                noted(watch)(f"session {earlier} has compared the same: its result is used; reject it to measure again")
+                return earlier, None
+        outcome = session.run(lab, request, watch, sides)
         return outcome.job_id, outcome.error
 
     def of_one(self, baseline: Experiment, candidate: Experiment) -> Search:

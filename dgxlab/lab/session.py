@@ -41,11 +41,11 @@ class Outcome:
     error: DgxlabError | None = None  # the error, None on success
 
 
-def run(lab: Lab, request: Request, watch: Watch) -> Outcome:
+def run(lab: Lab, request: Request, watch: Watch, sides: Sequence[Side] = ()) -> Outcome:
     """Measure what a request names and is not up to date, and record it.
 
     A job of the same subject that already runs, from a dead or another client, is followed first. Where Slurm ends a
-    job for others, another one goes on.
+    job for others, another one goes on. With `sides`, the request is as `sourced` returned it with them.
 
     Raises:
         SpecError: if arms cannot be compared, or a session would have too few cycles for its claims.
@@ -54,7 +54,8 @@ def run(lab: Lab, request: Request, watch: Watch) -> Outcome:
     """
     compared(request)  # arms that cannot be compared and an unknown host are errors before anything is fetched
     host = lab.connect(request.experiments[0].host)
-    request, sides = sourced(lab.cache, request, watch)
+    if not sides:
+        request, sides = sourced(lab.cache, request, watch)
     for sentence in compared(request):
         noted(watch)(sentence)
     for _ in range(cluster.RESTARTS):

@@ -135,7 +135,8 @@ def test_one_comparison_of_a_cell_is_judged(many: Project, checkout: Path) -> No
 
 
 def test_a_slow_commit_is_found(project: Project, checkout: Path) -> None:
-    spec(project, "plain", STREAM.replace("series: [many]\n", ""))
+    commit(checkout, "toy : six", "CMakeLists.txt", "", 'option(GGML_NATIVE "" ON)\n')
+    spec(project, "plain", STREAM.replace("series: [many]\n", "cmake: {GGML_NATVE: true}\n"))
     first = project.machine.pin
     words = ("--tree", checkout, "--cell", "tg4", "--like", "plain")
     ran = project.ok("bisect", f"{first[:12]}", "HEAD", *words)
@@ -144,7 +145,8 @@ def test_a_slow_commit_is_found(project: Project, checkout: Path) -> None:
     assert head.split() == ["step", "there", "verdict", "session"]
     assert "100.0 %" in rows[0]
     begun = re.findall(r"^(the ends|test \d): [0-9a-f]{12} toy : (\w+) against [0-9a-f]{12} ", ran.err, re.MULTILINE)
-    assert begun[0] == ("the ends", "five")
+    assert begun[0] == ("the ends", "six")
+    assert ran.err.count("has no cmake option GGML_NATVE") == 1  # the last commit alone names any
     assert [name for name, _ in begun[1:]] == [f"test {number}" for number in range(1, len(rows))]
     backwards = project.run("bisect", "HEAD", first, *words)
     assert (backwards.rc, "has no commits from HEAD to" in backwards.error) == (9, True)

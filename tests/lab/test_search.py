@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from dgxlab.lab.missing import answered
-from dgxlab.lab.request import Request
+from dgxlab.lab.request import Request, sourced
 from dgxlab.lab.search import Compared, Search, Step, Subject, bisect
 from dgxlab.model import Session
 from dgxlab.stats import Verdict
@@ -20,8 +20,10 @@ def test_each_session_of_the_record_answers_once(toy_lab: ToyLab) -> None:
     candidate = toy_lab.experiment(name="half", env={"TOY": "half"}, **changes)
     sessions = [toy_lab.run_well(candidate, "ab", baseline=baseline)[0].job_id for _ in range(2)]
 
+    request, sides = sourced(toy_lab.lab.cache, Request("ab", candidate, baseline), quiet)
+
     def answer(used: Collection[str]) -> str:
-        return answered(toy_lab.lab.store, toy_lab.lab.cache, Request("ab", candidate, baseline), quiet, used)
+        return answered(toy_lab.lab.store, request, sides, used)
 
     assert [answer(sessions[:number]) for number in range(3)] == [*sessions, ""]
 
