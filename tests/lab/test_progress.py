@@ -11,7 +11,7 @@ from dgxlab.errors import AGAIN, SpecError
 from dgxlab.lab.jobs import adopt, follow
 from dgxlab.lab.outlook import expected, least_s, shared
 from dgxlab.lab.progress import Progress
-from dgxlab.model import ChainStep, DerivedModel, GateStep, events
+from dgxlab.model import BuildStep, ChainStep, DerivedModel, GateStep, events
 from dgxlab.units import duration
 from tests import journals, toy
 from tests.journals import told
@@ -75,21 +75,14 @@ def test_what_both_arms_need_is_made_once(toy_lab: ToyLab) -> None:
     assert times["build:other"] == 0
 
 
-def test_a_build_takes_anew_as_long_as_the_longest(own: ToyLab) -> None:
+def test_a_build_takes_anew_as_long_as_the_longest(toy_lab: ToyLab) -> None:
     """A later one of the same pin, as of a changed checkout, compiles only what has changed."""
-    own.run_well()
-    checkout = own.folder / "checkout"
-    toy.git(own.folder, "clone", "-q", str(own.repository), str(checkout))
-    toy.git(checkout, "checkout", "-q", own.pin)
-    with (checkout / "tools" / "llama-bench.c").open("a") as source:
-        source.write("int more;\n")
-    own.run_well(tree=checkout)
-    rows = own.lab.store.rows("SELECT seconds, device_id FROM arms JOIN jobs USING (job_id) ORDER BY intent_at")
-    took = [row["seconds"] for row in rows]
-    side = own.side(own.experiment())
-    job = plan.make(side.experiment, side.source, job_id="j")
-    times = [expected(own.lab.store, job, rows[0]["device_id"], anew=anew)["build:toy"] for anew in (True, False)]
-    assert times == [max(took), took[1]]
+    store = toy_lab.lab.store
+    for number, seconds in enumerate((3.0, 270.0, 9.0)):
+        measured(store, journals.Journal(journals.plan(f"job-{number}")).job().build(seconds=seconds))
+    job = replace(journals.plan("j"), steps=(BuildStep("build:toy", "toy", (), ()),))
+    times = [expected(store, job, journals.device(), anew=anew)["build:toy"] for anew in (True, False)]
+    assert times == [270.0, 9.0]
 
 
 def test_each_model_made_of_a_file_takes_its_time(toy_lab: ToyLab) -> None:
