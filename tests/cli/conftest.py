@@ -6,8 +6,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,7 @@ class Project:
     machine: Machine
     folder: Path
     run: Callable[..., Ran]  # runs `dgxlab ARGS` in this process, through its real entry point
+    children: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def ok(self, *args: object) -> Ran:
         ran = self.run(*args)
@@ -92,7 +94,7 @@ class Project:
 
     def spawn(self, *args: object, **options: object) -> subprocess.Popen[str]:
         """Start `dgxlab ARGS` as a process of its own, in a group of its own as a shell does it."""
-        return subprocess.Popen(
+        child = subprocess.Popen(
             [sys.executable, "-m", "dgxlab", *map(str, args)],
             cwd=self.folder,
             text=True,
@@ -100,6 +102,17 @@ class Project:
             preexec_fn=_listen_to_ctrl_c,  # noqa: PLW1509 - no other thread is running here
             **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},  # type: ignore[call-overload]
         )
+        self.children.append(child)
+        return child
+
+    def end(self) -> None:
+        """End what a test that failed has left running: by Ctrl-C, after which a command ends what it must."""
+        for child in self.children:
+            for signum in (signal.SIGINT, signal.SIGKILL):
+                if child.poll() is None:
+                    os.killpg(child.pid, signum)
+                    with suppress(subprocess.TimeoutExpired):
+                        child.communicate(timeout=60)
 
     def measure(self, *args: str, **env: str) -> None:
         """Run the toy's experiment on the shared machine, in a process of its own."""
@@ -162,13 +175,16 @@ def new_project(machine: Machine, folder: Path, run: Callable[..., Ran]) -> Proj
 
 
 @pytest.fixture
-def project(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dgxlab: Callable[..., Ran]) -> Project:
+def project(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dgxlab: Callable[..., Ran]
+) -> Iterator[Project]:
     """A new project with nothing recorded, on the shared machine; the current folder."""
     new = new_project(machine, tmp_path / "project", dgxlab)
     monkeypatch.setenv("HOME", str(machine.home))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(new.hosts.parent.parent))
     monkeypatch.chdir(new.folder)
-    return new
+    yield new
+    new.end()
 
 
 @pytest.fixture(scope="session")
