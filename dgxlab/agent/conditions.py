@@ -51,6 +51,7 @@ _COUNTERS |= {"swap_in_mib": "MiB", "oom_kills": "processes"}
 
 _CONTENTION = {
     "run_queue_s_per_s": ("run_queue", "s/s", 1),
+    "run_queue_burst": ("burst", "s/s", 1),
     "others_cpu": ("others", "processors", 1),
     "steal_percent": ("steal", "%", 100),
     "psi_cpu_some": ("psi", "s/s", 1),
@@ -61,6 +62,10 @@ _RUN_QUEUE = (0.05, 0.10)
 """Limits (soft, hard) for the waiting time of a run, in seconds per second and busy thread. Two threads together waited
 up to 0.064 s per second alone on a machine, and 0.44 s and more beside a busy loop. A server and its client, which also
 wait for each other, waited up to 0.25 s alone on two processors: the flag is hard only if others used as much."""
+_BURST = (0.10, 0.15)
+"""Limits (soft, hard) for the worst second, in which one cell of several may have been measured. It was up to 0.05 in
+runs that were alone, also in those whose own processes waited for each other, and of one thread 0.26 and more beside a
+busy loop of half a second. Of 1,433 recorded runs 12 waited 0.10 s or more in all, and 5 waited 0.15 s."""
 _OTHERS = 0.25
 """If the waiting time is unknown: other programs may use this many processors beyond those that the run left free."""
 _SHARE = 0.15
@@ -199,6 +204,8 @@ class Conditions:
             hard = waited is None and others >= max(_OTHERS, seen.processors - threads + _OTHERS)
             if hard or others >= _SHARE * seen.processors:
                 flags.append(flag(Code.OTHERS_CPU, hard=hard, **ran, others=others))
+        if seen.burst is not None and seen.burst >= _BURST[0] and not any(each.hard for each in flags):
+            flags.append(flag(Code.BURST, hard=seen.burst >= _BURST[1], waited=seen.burst))
         if steal is not None and steal >= _STEAL[0]:
             flags.append(flag(Code.STEAL, hard=steal >= _STEAL[1], share=steal))
         if not flags and seen.psi is not None and seen.psi > _PSI:

@@ -1,7 +1,7 @@
 """The processors of a run: which ones it is pinned to, and how much other programs used them during the run.
 
 The agent looks at the tasks (threads) of a launch while it runs. On a host with 600 processes a look takes 0.7 ms at 2
-threads and 1.6 ms at 128: two looks a second cost 0.4 % of one processor, and more with more processes.
+threads and 1.8 ms at 128: two looks a second cost 0.4 % of one processor, and more with more processes or processors.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ FIRST_S, FIRST_PERIOD_S = 1.0, 0.1
 """Looks come every FIRST_PERIOD_S in a program's first FIRST_S: the count of a task is lost when the task ends."""
 LOOKS, SHORTEST_S = 5, 0.2
 """After fewer looks the waiting time is unknown; in a shorter run the other values, which are counted in 0.01 s."""
+WINDOW_S = 1.0
+"""The worst time of this length is kept: test-backend-ops measures a case in about a second."""
 _BUSY, _STEAL = (0, 1, 2, 5, 6), 7
 """Columns of a line of /proc/stat: user, nice, system, irq and softirq; steal."""
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def pinned(argv: Sequence[str]) -> tuple[int, ...]:
@@ -64,6 +67,8 @@ class Contention:
     """Share of the time in which any task on the host waited for a processor."""
     busy: float | None = None
     """How many tasks of the launch ran or waited, on average: the others slept."""
+    burst: float | None = None
+    """How long others can have made each busy task wait in the launch's worst WINDOW_S, in seconds per second."""
 
 
 class ContentionWatch:
@@ -76,6 +81,8 @@ class ContentionWatch:
         self._usable = set(processors) or os.sched_getaffinity(0)
         self._tasks: dict[str, tuple[int, int]] = {}
         self._looks = 0
+        self._marks: list[tuple[float, float, float, float]] = []
+        self._burst: float | None = None
         self._before = self._now()
         self._began = time.monotonic()
 
@@ -85,15 +92,33 @@ class ContentionWatch:
         `pid` leads the launch's process group: what is measured may be a child of it, as the server under a client is.
         """
         self._looks += 1
+        ran = 0.0
         for process in _of_group(pid):
+            ran += parse_ran(read(f"/proc/{process}/stat"), _TICKS)
             for task in _listed(f"/proc/{process}/task"):
                 self._note(task, f"/proc/{process}/task/{task}/schedstat")
+        self._judge(ran)
         return FIRST_PERIOD_S if time.monotonic() - self._began < FIRST_S else PERIOD_S
 
     def _note(self, task: str, path: str) -> None:
         with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
             if times := parse_times(file.read(64)):
                 self._tasks[task] = times
+
+    def _judge(self, ran: float) -> None:
+        """Keep how long others can have made the tasks wait since WINDOW_S ago, if that is the most so far.
+
+        `ran` is how long the processes ran so far; unlike the tasks' counts, it has that of the tasks that ended.
+        """
+        used = self._now().get("others")
+        if used is None or not self._tasks:
+            return
+        mark = (time.monotonic(), ran, sum(waited for _, waited in self._tasks.values()) / 1e9, used)
+        self._marks.append(mark)
+        if before := next((each for each in reversed(self._marks) if mark[0] - each[0] >= WINDOW_S), None):
+            seconds, ran, waited, used = (now - then for now, then in zip(mark, before, strict=True))
+            burst = max(0.0, min(waited, used - ran)) / max(seconds, ran + waited)
+            self._burst = max(burst, self._burst or 0.0)
 
     def ended(self) -> Contention:
         """Return the contention of the launch, which must have ended."""
@@ -107,11 +132,11 @@ class ContentionWatch:
             return Contention(count, waited, busy=busy)
         grown = {name: max(0.0, now[name] - since) / seconds for name, since in self._before.items() if name in now}
         steal = grown["steal"] / count if "steal" in grown else None
-        return Contention(count, waited, grown.get("others"), steal, grown.get("psi"), busy)
+        return Contention(count, waited, grown.get("others"), steal, grown.get("psi"), busy, self._burst)
 
     def _now(self) -> dict[str, float]:
         """Return the counters of Contention that this host has, in seconds."""
-        counters = parse_stat(read("/proc/stat"), self._usable, os.sysconf("SC_CLK_TCK"))
+        counters = parse_stat(read("/proc/stat"), self._usable, _TICKS)
         if "others" in counters:
             own = resource.getrusage(resource.RUSAGE_CHILDREN)
             counters["others"] -= own.ru_utime + own.ru_stime
@@ -139,6 +164,11 @@ def parse_times(schedstat: bytes) -> tuple[int, int] | None:
     words = schedstat.split()
     known = len(words) == 3 and all(word.isdigit() for word in words) and any(map(int, words))
     return (int(words[0]), int(words[1])) if known else None
+
+
+def parse_ran(stat: str, ticks: int) -> float:
+    """Return the seconds that a process and its ended children ran, given its /proc/PID/stat; 0 if it is gone."""
+    return sum(map(int, stat.rpartition(")")[2].split()[11:15])) / ticks
 
 
 def parse_stat(text: str, usable: set[int], ticks: int) -> dict[str, float]:

@@ -87,6 +87,7 @@ class Code(Enum):
             f"{'' if others is None else f'; others used {others:.2f} processors'}"
         )
     )
+    BURST = "in its worst second, each of its busy threads waited {waited:.2f} s for a processor that others used"
     OTHERS_CPU = _Computed(
         lambda threads, processors, others: (
             f"others used {others:.2f} processors beside its {_ran(threads, processors)}"

@@ -196,6 +196,10 @@ def test_the_stuck_clock_of_a_gb10(name: str, clock: float, busy: float, n: int,
         (Contention(2, 0.0, 0.1, 0.0, 0.101), 2, "psi", False),
         (Contention(2, 0.0, 0.1, 0.0, 0.10), 2, "", False),
         (Contention(2, 0.1, 0.1, 0.0, 0.9), 2, "run_queue", False),
+        (Contention(2, 0.0, 0.1, burst=0.15), 2, "burst", True),
+        (Contention(2, 0.0, 0.1, burst=0.149), 2, "burst", False),
+        (Contention(2, 0.0, 0.1, burst=0.099), 2, "", False),
+        (Contention(2, 0.20, 0.97, burst=0.5), 2, "run_queue", True),
         (Contention(2), 2, "", False),
     ],
 )
@@ -207,9 +211,10 @@ def test_others_on_the_processors(contention: Contention, threads: int, kind: st
 
 
 def test_what_is_told_of_the_processors() -> None:
-    seen = around(contention=Contention(2, 0.5, 0.875, 0.0625, 0.25))
+    seen = around(contention=Contention(2, 0.5, 0.875, 0.0625, 0.25, burst=0.625))
     assert [s for s in seen.telemetry() if s.name not in ("swap_in_mib", "oom_kills")] == [
         Summary(HOST, "run_queue_s_per_s", "s/s", 1, 0.5, 0.5, 0.5),
+        Summary(HOST, "run_queue_burst", "s/s", 1, 0.625, 0.625, 0.625),
         Summary(HOST, "others_cpu", "processors", 1, 0.875, 0.875, 0.875),
         Summary(HOST, "steal_percent", "%", 1, 6.25, 6.25, 6.25),
         Summary(HOST, "psi_cpu_some", "s/s", 1, 0.25, 0.25, 0.25),

@@ -115,6 +115,32 @@ def test_the_last_count_of_each_task(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert known == [None] * 4 + [pytest.approx((0.4 + 0.5 + 0.1) / 2.5)]
 
 
+@pytest.mark.parametrize(
+    ("others", "children", "worst"), [(0.5, 0.0, 0.5), (0.25, 0.0, 0.25), (0.0, 0.5, 0.0), (None, 0.0, None)]
+)
+def test_the_worst_second(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, others: float | None, children: float, worst: float | None
+) -> None:
+    """In one of ten seconds a program waits half of the time, while others or its ended children use a processor."""
+    host = Counters(monkeypatch, {})
+    watch = ContentionWatch()
+    monkeypatch.setattr(processors.os, "getpgid", lambda pid: pid)
+    monkeypatch.setattr(processors.os, "listdir", {"/proc": ["7"], "/proc/7/task": ["7"]}.__getitem__)
+    monkeypatch.setattr(watch, "_note", lambda task, path: ContentionWatch._note(watch, task, str(tmp_path / task)))
+    for look in range(21):
+        host.clock += 0.5
+        bad = min(1.0, max(0.0, look / 2 - 5))
+        ran, waited = look / 2 - bad / 2, bad / 2
+        (tmp_path / "7").write_text(f"{ran * 1e9:.0f} {waited * 1e9:.0f} 1\n")
+        host.files["/proc/7/stat"] = f"7 (a) b) R{' 0' * 10} {ran * 100:.0f} 0 {bad * children * 100:.0f} 0 20 0 1"
+        if others is not None:
+            used = ran + bad * (children + others)
+            host.files["/proc/stat"] = f"cpu0 {used * 100:.0f} 0 0 0 0 0 0 0 0 0\ncpu1 0 0 0 0 0 0 0 0 0 0\n"
+        watch.look(7)
+    seen = watch.ended()
+    assert (seen.run_queue, seen.burst) == (pytest.approx(0.5 / 10.5), worst)
+
+
 def test_threads_are_those_that_the_tool_names() -> None:
     """The most in any row; where it names none, as many as there are processors."""
 
@@ -158,6 +184,7 @@ def test_a_busy_loop_beside_a_program(
     assert seen.processors == 1
     assert seen.others is not None
     assert seen.others >= 0.25
+    assert (seen.burst or 0.0) >= 0.25 * (limit_s > processors.WINDOW_S)
 
 
 def test_a_busy_loop_beside_a_program_that_does_not_wait(tmp_path: Path) -> None:
@@ -179,6 +206,8 @@ def test_processes_of_a_launch_that_wait_for_each_other(tmp_path: Path) -> None:
     ended = child.run(argv, env={}, **streams, limit_s=30, look=watch.look, processors=(min(usable),))
     seen = watch.ended()
     assert (ended.rc, seen.run_queue) == (0, pytest.approx(7.0, abs=2.0))
+    assert seen.burst is not None
+    assert seen.burst < 0.15
     conditions = Conditions((), STATE, STATE, {}, ended.seconds, seen, threads=8)
     hard = seen.others is not None and seen.others >= 0.8  # that of other tests, on a busy machine
     assert [flag.hard for flag in conditions.flags() if flag.kind == "run_queue"] == [hard]

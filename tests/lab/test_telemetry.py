@@ -54,7 +54,7 @@ def telemetry(lab: ToyLab) -> dict[tuple[str, str], dict[str, Any]]:
 
 def flags(lab: ToyLab) -> dict[tuple[str, str], tuple[bool, str]]:
     """Return the flags by device and kind, but for those of a busy machine, which also delays the samplers."""
-    busy = "'run_queue', 'others_cpu', 'steal', 'psi', 'no_telemetry'"
+    busy = "'run_queue', 'burst', 'others_cpu', 'steal', 'psi', 'no_telemetry'"
     rows = lab.lab.store.rows(f"SELECT * FROM flags WHERE kind NOT IN ({busy})")  # noqa: S608 - from above
     return {(row["device"], row["kind"]): (bool(row["hard"]), row["reason"]) for row in rows}
 
