@@ -104,6 +104,15 @@ def test_events_of_several_tokens_count_as_such() -> None:
     assert off([pairs]) == pytest.approx(0, abs=0.001)
 
 
+def test_tokens_of_an_accepted_draft_arrive_together() -> None:
+    steps = [5000, *[16_000, *[0] * 7] * 12, 16_000, 0, 0]
+    drafts = stream(0, at_us=steps, end={**stream(0)["end"], "ms": sum(steps[1:]) / 1e3, "drafted": 91})
+    assert list(unfair([drafts])) == []
+    drafts["end"]["drafted"] = 0
+    (problem,) = unfair([drafts])
+    assert "something between server and client collects" in problem
+
+
 def test_a_row_gives_its_numbers_again() -> None:
     parsed = parse(output((1, 4), 16, 100, 3), cells())
     for cell, result in zip(cells(), parsed.results, strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from dgxlab.lab.provision import vocabulary
 from dgxlab.model import SyntheticModel
 from dgxlab.source import PinCache
 from dgxlab.synth import write
-from dgxlab.tools.llama_server import ServeBench, incomplete
+from dgxlab.tools.llama_server import ServeBench, incomplete, unfair
 from tests.conftest import PROJECT
 from tests.journals import PIN
 
@@ -28,6 +28,7 @@ RECIPE = SyntheticModel(
 PP, TG = 16, 240  # together all of a slot's context, which has a multiple of 256 tokens
 BENCH = ServeBench("m", (PP,), (TG,), (1, 4), repetitions=1, axes={"n_threads": (1,)})
 
+DRAFT = ("--spec-type", "draft-simple", "--spec-draft-model", "{model:m}", "--spec-draft-n-max", "7")
 ASK = "import sys; from dgxlab.tools import load; {change}; load.main(*sys.argv[1:])"
 CACHED = (
     "load.prompts = lambda count, tokens, n_vocab, seed: [[4000 + i] * tokens for i in range(count)]; "
@@ -46,9 +47,10 @@ def drive(server_bin: Path, pin_cache: PinCache, tmp_path_factory: pytest.TempPa
     known = {"{bin}/llama-server": str(server_bin / "llama-server"), "{model:m}": str(folder / "m.gguf")}
     server = [known.get(word, word) for word in launch.argv[5:]]
 
-    def run(engine: str, change: str = "pass", **changes: Any) -> list[dict[str, Any]]:
+    def run(engine: str, change: str = "pass", args: Sequence[str] = (), **changes: Any) -> list[dict[str, Any]]:
         asked = json.dumps({**json.loads(settings), "engine": engine, **changes})
-        argv = [sys.executable, "-c", ASK.format(change=change), asked, *server]
+        own = [known.get(word, word) for word in args]
+        argv = [sys.executable, "-c", ASK.format(change=change), asked, *server, *own]
         ended = subprocess.run(argv, cwd=PROJECT, capture_output=True, text=True, start_new_session=True, check=True)
         return [json.loads(line) for line in ended.stdout.splitlines()]
 
@@ -78,6 +80,16 @@ def test_requests_that_arrive_wait_for_a_slot(drive: Drive) -> None:
         ends = [sent + whole for sent, _, whole in spans]
         # of 12 requests for 4 slots some get their first token only when another has got its last
         assert any(sent < end <= sent + first for sent, first, _ in spans for end in ends)
+
+
+def test_a_draft_model_is_no_proxy_that_collects(drive: Drive) -> None:
+    """The draft model is the model itself, so that most of a draft is accepted."""
+    _, row = drive("llama-server", args=DRAFT, pl=[1], tg=100)
+    for wave in row["waves"]:
+        (stream,) = wave["streams"]
+        assert list(incomplete([stream], PP, 100)) == []
+        assert stream["end"]["drafted"] > 50
+        assert not any("collects" in why for why in unfair([stream]))
 
 
 def test_a_prompt_cache_is_seen(drive: Drive) -> None:
