@@ -13,7 +13,7 @@ from dgxlab.cli import _complete
 from dgxlab.cli._app import JOB, Workspace, connect
 from dgxlab.cli._out import Format, Out, clean, plural, table, write_bytes
 from dgxlab.cli.run import raise_for_verdicts
-from dgxlab.errors import AGAIN, DgxlabError, JobLost, RemoteError, UsageError
+from dgxlab.errors import AGAIN, DgxlabError, JobLost, RemoteError, SpecError, UsageError
 from dgxlab.units import duration, size
 
 if TYPE_CHECKING:
@@ -87,18 +87,21 @@ def attach(job: _RunningArgument = None, host: _WhereOption = None, *, workspace
     from dgxlab import report
     from dgxlab.cli._display import display, notes
     from dgxlab.cli._on_end import on_end
-    from dgxlab.lab.jobs import adopt, find, follow
+    from dgxlab.lab.jobs import adopt, ended, ending, find, follow
 
     tell = on_end(out)
     with workspace.lab(create=host is not None) as lab:
-        connected, job_id = find(lab, job, host)
         error: DgxlabError | None
-        try:
-            adopt(lab, connected, job_id, notes(out))
-            with display(out, arms=len(lab.store.job(job_id).plan.arms)) as watch:
-                error = follow(lab, connected, job_id, watch)
-        except JobLost as lost:
-            error = lost
+        if known := ended(lab, job, host):
+            job_id, error = known.job_id, ending(lab, known)
+        else:
+            connected, job_id = find(lab, job, host)
+            try:
+                adopt(lab, connected, job_id, notes(out))
+                with display(out, arms=len(lab.store.job(job_id).plan.arms)) as watch:
+                    error = follow(lab, connected, job_id, watch)
+            except JobLost as lost:
+                error = lost
         again = _again(lab.store.job(job_id))
         page = report.collect_job(lab.store, job_id)
         out.report(page, lambda: report.render(page))
@@ -118,18 +121,28 @@ def cancel(job: _RunningArgument = None, host: _WhereOption = None, *, workspace
 
     Example: dgxlab cancel 20261120-120301-quickstart-3f2a9c
     """
-    from dgxlab.lab.jobs import find, settle
+    from dgxlab.lab.jobs import ended, find, settle
 
     with workspace.lab(create=host is not None) as lab:
-        connected, job_id = find(lab, job, host)
+        known = ended(lab, job, host)
         try:
-            status = connected.cancel(job_id)
+            connected, job_id = find(lab, job, host)
+        except SpecError:
+            if known is None:
+                raise
+            rc = {"status": known.state, "exit_code": known.exit_code}
+            text = f"job {known.job_id} has ended ({known.state}): there is nothing to cancel"
+            out.result({"job": known.job_id, "state": "done", "rc": rc}, text)
+            return
+        try:
+            status = connected.cancel(job_id)  # also of a job that has ended, as a process of it may have survived
         except RemoteError:  # some of its processes survive; record its end anyway
             settle(lab, connected, None, lambda event: None)
             raise
         settle(lab, connected, None, lambda event: None)
     state = status.rc["status"] if status.rc else status.state
-    out.result({"job": job_id, "state": status.state, "rc": status.rc}, f"job {job_id}: {state}")
+    text = f"job {job_id} has ended ({known.state}): nothing of it runs" if known else f"job {job_id}: {state}"
+    out.result({"job": job_id, "state": status.state, "rc": status.rc}, text)
 
 
 def logs(

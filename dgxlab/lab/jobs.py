@@ -88,7 +88,7 @@ def follow(lab: Lab, host: Host, job_id: str, watch: Watch) -> DgxlabError | Non
     with _interruptible(lab.store, job_id), _waiting(lab.store, job_id, watch):
         job = lab.store.job(job_id)
         if job.ended:
-            return _ending(host, job)
+            return ending(lab, job, host)
         _ = job.plan  # raises SpecError: the job could not be judged
         if job.state == "lost":
             status = retry.again_if_known(host, partial(host.status, job_id), noted(watch))
@@ -125,7 +125,7 @@ def conclude(lab: Lab, host: Host, status: JobStatus, watch: Watch) -> DgxlabErr
     if done or status.state == "lost":
         raw.fetch_small(lab, host, job_id, watch)
     if done:
-        return _ending(host, job)
+        return ending(lab, job, host)
     why = f"its agent on {host.name} is gone and left no final status (killed, or a reboot); what it measured is kept"
     if status.state == "absent":
         why = f"its folder on {host.name} was deleted before its end was recorded; what it measured is kept"
@@ -156,13 +156,18 @@ def _not_yet(host: Host, job_id: str) -> RemoteError:
     return RemoteError(f"job {job_id} has not started on {host.name} yet", next=AGAIN)
 
 
-def _ending(host: Host, job: Job) -> DgxlabError | None:
+def ending(lab: Lab, job: Job, host: Host | None = None) -> DgxlabError | None:
+    """Return the error of a job that has ended, None on success; its host is not asked, and may be unknown by now."""
     if not job.exit_code:
         return None
     if job.state == "cancelled":
         return Interrupted(f"job {job.job_id} was cancelled", next=AGAIN)
     message = job.error or f"job {job.job_id} ended with exit code {job.exit_code}"
-    return by_exit_code(job.exit_code)(message, next=host.entry.next_of_agent(job.next), details=job.details)
+    try:
+        mend = (host or lab.connect(job.host)).entry.next_of_agent(job.next)
+    except DgxlabError:
+        mend = f"dgxlab report {job.job_id}"
+    return by_exit_code(job.exit_code)(message, next=mend, details=job.details)
 
 
 def settle(lab: Lab, host: Host, subject: str | None, watch: Watch) -> str:
@@ -198,6 +203,13 @@ def settle(lab: Lab, host: Host, subject: str | None, watch: Watch) -> str:
             resumed = job.job_id if mine else resumed
             _follow_quietly(lab, host, job.job_id, watch)
     return resumed
+
+
+def ended(lab: Lab, text: str | None, where: str | None) -> Job | None:
+    """Return the job that `find` would, if the record has its end: its host may be unknown by now."""
+    job_ids = lab.store.job_ids(text) if text and where is None else []
+    job = lab.store.job(job_ids[0]) if len(job_ids) == 1 else None
+    return job if job and job.ended else None
 
 
 def find(lab: Lab, text: str | None, where: str | None) -> tuple[Host, str]:

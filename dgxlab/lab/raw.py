@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from dgxlab.errors import CheckFailed, DgxlabError, UsageError, command
+from dgxlab.errors import CheckFailed, DgxlabError, SpecError, UsageError, command
 from dgxlab.lab import Lab, Watch, noted
 from dgxlab.model import GateStep, about, events, from_json
 from dgxlab.model.parts import FinalStatus
@@ -83,6 +83,7 @@ def archive(lab: Lab, job: Job, where: str | None, watch: Watch) -> tuple[Path, 
 
     Raises:
         UsageError: if the job has not ended, as far as the record knows.
+        SpecError: if they are not here and no hosts.yaml names the host.
         JobLost: if the host no longer has the job.
         CheckFailed: if a file differs from the record.
     """
@@ -91,7 +92,12 @@ def archive(lab: Lab, job: Job, where: str | None, watch: Watch) -> tuple[Path, 
         return path, _checked(lab.store, job, path, command("rm", path))
     if not job.ended and job.state != "lost":
         raise UsageError(f"job {job.job_id} has not ended in this record", next=f"dgxlab attach {job.job_id}")
-    host = lab.connect(where or job.host)
+    try:
+        host = lab.connect(where or job.host)
+    except SpecError as error:
+        message = f"the raw files of job {job.job_id} are not on this machine, and {error.message}"
+        details = f"to fetch them: {error.next}\n{error.details}"
+        raise SpecError(message, next=f"dgxlab report {job.job_id}", details=details) from error
     noted(watch)(f"fetching the raw files of job {job.job_id} from {host.name}")
     return path, _fetch(lab, host, job, watch)
 

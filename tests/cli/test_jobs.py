@@ -93,7 +93,31 @@ def test_cancel_ends_the_job_and_keeps_what_it_measured(project: Project) -> Non
     attached = project.run("attach", job)
     assert (attached.rc, attached.error) == (130, f"job {job} was cancelled")
     assert f"- **session {job[-6:]}** cancelled: " in attached.out
-    assert project.run("cancel", job).out == f"job {job}: cancelled\n"
+    again = project.ok("cancel", job)
+    assert (again.out, again.err) == (f"job {job} has ended (cancelled): nothing of it runs\n", "")
+
+
+def test_what_has_ended_needs_no_host(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.hosts.write_text("box: {local: true}\n")
+    project.ok("run", "experiments/toy.yaml", "--host", "box")
+    failing = project.spec(
+        "failing", "extends: toy.yaml\ngates: [{backend-ops: {op: MUL_MAT, backend: CPU, expect: 5/5}}]\n"
+    )
+    assert project.run("run", failing, "--host", "box").rc == 5
+    project.hosts.unlink()
+    good, bad = (row["session"] for row in project.json("sessions"))
+    attached = project.ok("attach", good)
+    assert (attached.out.splitlines()[0], attached.err) == (f"# Session {good}", "")
+    attached = project.run("attach", bad)
+    assert (attached.rc, attached.out.splitlines()[0]) == (5, f"# Session {bad}")
+    assert project.ok("cancel", good).out == f"job {good} has ended (done): there is nothing to cancel\n"
+    told = project.json("cancel", bad)
+    assert told == {"job": bad, "state": "done", "rc": {"status": "failed", "exit_code": 5}}
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    ran = project.run("logs", good)
+    assert ran.error.startswith(f"the raw files of job {good} are not on this machine, and host box is not known")
+    assert (ran.rc, ran.next) == (9, f"dgxlab report {good}")
+    assert "\n  to fetch them: dgxlab host add box\n" in ran.err
 
 
 def test_a_job_says_whose_build_it_waits_for(project: Project, tmp_path: Path, hold: Path) -> None:
