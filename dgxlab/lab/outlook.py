@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import shlex
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dgxlab import judgement, plan, stats
+from dgxlab.agent.facts import gather
 from dgxlab.chains import comparisons, shortest_burn_in
 from dgxlab.errors import AGAIN, SpecError
 from dgxlab.model import (
     BuildStep,
     ChainStep,
+    Device,
     Experiment,
     GateStep,
     ModelStep,
@@ -25,6 +28,7 @@ from dgxlab.model import (
     canonical,
     gpu_backends,
     model_read,
+    to_json,
 )
 from dgxlab.store import Store, gate_digest
 from dgxlab.units import duration
@@ -65,7 +69,7 @@ class Outlook:
 def outlook(store: Store, experiment: Experiment, source: Source, effect: float) -> Outlook:
     """Return the prediction for an A/B session.
 
-    The host is not contacted: the device is the last one recorded under the host's name.
+    The host is not contacted: the device is that of `device_on`.
 
     Args:
         experiment: The baseline.
@@ -108,7 +112,12 @@ def outlook(store: Store, experiment: Experiment, source: Source, effect: float)
 
 
 def device_on(store: Store, host: str, job: Plan) -> str:
-    """Return the id of the device that was last recorded for a host, of the kind that a job needs; "" if none was."""
+    """Return the id of the device that was last recorded for a host, of the kind that a job needs; "" if none was.
+
+    `local` may have been another machine in the record: its device is that of this one.
+    """
+    if host == "local":
+        return Device.of(to_json(gather()), job.arms[0].cmake).id if sys.platform == "linux" else ""
     rows = store.rows(
         """SELECT device_id FROM arms JOIN jobs USING (job_id) JOIN devices USING (device_id)
            WHERE host = ? AND (uuids <> '[]') = ? ORDER BY intent_at DESC LIMIT 1""",

@@ -9,7 +9,7 @@ import pytest
 from dgxlab import plan, stats
 from dgxlab.errors import AGAIN, SpecError
 from dgxlab.lab.jobs import adopt, follow
-from dgxlab.lab.outlook import expected, least_s, shared
+from dgxlab.lab.outlook import device_on, expected, least_s, shared
 from dgxlab.lab.progress import Progress
 from dgxlab.model import BuildStep, ChainStep, DerivedModel, GateStep, events
 from dgxlab.units import duration
@@ -61,6 +61,15 @@ def test_a_gate_takes_as_long_as_it_did_and_a_new_one_as_long_as_one_of_its_op(t
     job = plan.make(side.experiment, side.source, job_id="j")
     times = expected(store, job, rows[0]["device_id"])
     assert (times["gate:0"], times["gate:1"]) == (took["known"], took["other"])
+
+
+def test_local_is_this_machine_whatever_the_record_calls_so(toy_lab: ToyLab) -> None:
+    toy_lab.run_well()
+    store = toy_lab.lab.store
+    here = store.rows("SELECT device_id FROM arms")[0]["device_id"]
+    measured(store, journals.Journal(journals.plan("job-1")).job().build())
+    assert store.devices("job-1")["toy"].id == journals.device()
+    assert device_on(store, "local", store.job("job-1").plan) == here
 
 
 def test_what_both_arms_need_is_made_once(toy_lab: ToyLab) -> None:
