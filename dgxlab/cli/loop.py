@@ -98,7 +98,7 @@ def list_(
             "baseline": f"{row.baseline} on {row.host}",
             "ended": ended(row),
             "lines": changed(row),
-            "took": duration(row.seconds or 0.0),
+            "took": duration(row.seconds),
             "because": row.because,
         }
         for row in rows
