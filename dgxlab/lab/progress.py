@@ -29,7 +29,7 @@ def words(step: Step) -> str:
 
 @dataclass
 class Progress:
-    """Passes a job's events to `watch`, with the place of their step in the job added to those of progress."""
+    """Passes a job's events to `watch`, with the place of their step in the job, and what follows it in times left."""
 
     store: Store
     job: Job
@@ -47,8 +47,13 @@ class Progress:
         if step in self.steps and step != self._at and getattr(event, "state", "") != "done":
             self._at, self._since = step, event.t
             self.watch(events.ProgressEvent(id=step, done=0, total=0, note=self._place(event.t, begins=True)))
-        if isinstance(event, events.ProgressEvent) and step in self.steps:
+        if isinstance(event, events.GateEvent):
+            self.took[f"{event.id}:after"] = event.seconds  # where it is run again after the chains
+        elif isinstance(event, events.ProgressEvent) and step in self.steps:
             event = replace(event, note=f"{self._place(event.t)}: {event.note}")
+        elif isinstance(event, events.ChainEvent) and event.left_s:
+            later, note = self._later(), "; ".join(filter(None, (event.note, "what follows is not counted")))
+            event = replace(event, note=note) if later is None else replace(event, left_s=event.left_s + later)
         self.watch(event)
 
     def _place(self, now: float, *, begins: bool = False) -> str:
@@ -57,11 +62,17 @@ class Progress:
         took = self.took[self._at]
         if begins:
             place = f"{place}: {words(step)}" + (f", about {duration(took)}" if took else "")
-        later = [self.took[each] for each, (place_of, _) in self.steps.items() if place_of > number]
-        if took is None or None in later:
+        later = self._later()
+        if took is None or later is None:
             return place
         left = took - (now - self._since)
         if left < 0:  # it takes longer than before
             return place
-        left += sum(filter(None, later))
+        left += later
         return f"{place}, {duration(left)} left" if left >= 1 else place
+
+    def _later(self) -> float | None:
+        """Return how long the steps after the present one take; None if that of one is not known."""
+        number, _ = self.steps[self._at]
+        later = [self.took[each] for each, (place, _) in self.steps.items() if place > number]
+        return None if None in later else sum(filter(None, later))

@@ -11,10 +11,10 @@ from dgxlab.errors import AGAIN, SpecError
 from dgxlab.lab.jobs import adopt, follow
 from dgxlab.lab.outlook import device_on, expected, least_s, shared
 from dgxlab.lab.progress import Progress
-from dgxlab.model import BuildStep, ChainStep, DerivedModel, GateStep, events
+from dgxlab.model import BuildStep, ChainStep, DerivedModel, GateStep, Session, events
 from dgxlab.units import duration
 from tests import journals, toy
-from tests.journals import told
+from tests.journals import read, told
 from tests.lab.conftest import Event, ToyLab, kinds
 from tests.store.conftest import measured
 
@@ -47,6 +47,21 @@ def test_a_step_that_takes_longer_than_before_says_no_time_left(toy_lab: ToyLab)
     rest = 10 * len(progress.steps)
     assert [event.note.partition(", ")[2] for event in seen[2:]] == [f"{duration(rest - 4)} left: cmake", ""]
     assert seen[-1].note == f"step 1 of {len(progress.steps)}: cmake"
+
+
+def test_a_chain_counts_what_follows_it(toy_lab: ToyLab) -> None:
+    """Its gates run again after it, and may never have run before; a second chain takes an unknown time."""
+    entries = [toy.llama_bench(n_prompt=(size,), n_gen=(0,)) for size in (16, 32)]
+    arms = [toy_lab.experiment(name=name, bench=entries, session=Session(cycles=5)) for name in ("toy", "other")]
+    outcome, seen = toy_lab.run_well(arms[1], "ab", baseline=arms[0])
+    gates = sum(gate["seconds"] for gate in kinds(seen, "gate") if not gate["id"].endswith(":after"))
+    written = [told(event) for event in read(toy_lab.root / "jobs" / outcome.job_id / "journal.jsonl")]
+    added: dict[str, list[tuple[float, str]]] = {"chain:0": [], "chain:1": []}
+    for event, own in zip(kinds(seen, "chain"), kinds(written, "chain"), strict=True):
+        if own["left_s"]:
+            added[event["id"]].append((event["left_s"] - own["left_s"], event["note"]))
+    assert {note for _, note in added["chain:0"]} == {"what follows is not counted"}
+    assert [more for more, _ in added["chain:1"]] == [pytest.approx(gates)] * len(added["chain:1"])
 
 
 def test_a_gate_takes_as_long_as_it_did_and_a_new_one_as_long_as_one_of_its_op(toy_lab: ToyLab) -> None:
