@@ -168,7 +168,7 @@ def _form(opened: Store, form: str, named: Sequence[str], given: Mapping[str, st
 
 
 def _subject(opened: Store, form: str, named: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
-    """Return the query keys for the names on the command line; without names, for the last session."""
+    """Return the query keys for the names on the command line; without names, for the newest session that fits."""
     from dgxlab.report.ask import WITHOUT_NAMES
 
     words: dict[str, Iterable[str]]
@@ -186,9 +186,9 @@ def _subject(opened: Store, form: str, named: Sequence[str], given: Mapping[str,
             raise UsageError("no session has a verdict yet", next="dgxlab ab --help")
     else:
         if not named and form not in WITHOUT_NAMES:
-            from dgxlab.tools import BY_FORM
+            from dgxlab import report
 
-            named = _newest(opened, BY_FORM.get(form))
+            named = report.newest_arms(opened, form)
         sessions = {name: _session(opened, name) for name in dict.fromkeys(named)}
         words = {
             "session": [session for name in named if (session := sessions[name])],
@@ -226,21 +226,6 @@ def _session(opened: Store, name: str) -> str | None:
     if known or not name:
         return name if {"job_id": name} in known else None
     return opened.named(name) if opened.job_ids(name) else None
-
-
-def _newest(opened: Store, tool: str | None) -> list[str]:
-    """Return the experiment, or both arms, of the newest session, preferring sessions with numbers of the tool."""
-    arms = opened.rows(
-        """SELECT arm FROM arms WHERE job_id = (
-               SELECT job_id FROM arms JOIN jobs USING (job_id) WHERE job_id NOT IN (SELECT job_id FROM rejections)
-               ORDER BY job_id IN (SELECT job_id FROM runs WHERE tool = ? AND status = 'valid') DESC,
-                        intent_at DESC, job_id DESC LIMIT 1)
-           ORDER BY rowid""",
-        (tool,),
-    )
-    if not arms:
-        raise UsageError(f"{opened.path} has no measured session", next="dgxlab run --help")
-    return [str(row["arm"]) for row in arms]
 
 
 # -- pages of sessions -------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ figures and imported files are never mixed with measured numbers.
 from dgxlab.report.ask import KEYS, Query, query
 from dgxlab.report.collect import collect, collect_experiment, collect_job, overview, sessions
 from dgxlab.report.fleet import collect_fleet, collect_fleet_sessions, collect_sweep, collect_sweep_sessions
-from dgxlab.report.forms import page
+from dgxlab.report.forms import newest_arms, page
 from dgxlab.report.markdown import render, render_overview, render_page
 from dgxlab.report.records import Number, Page, Provenance, Report, SessionReport, Table
 from dgxlab.report.verdicts import collect_session

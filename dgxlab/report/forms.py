@@ -39,7 +39,7 @@ from dgxlab.report.tables import (
 from dgxlab.report.tries import ledgers
 from dgxlab.report.verdicts import collect_session
 from dgxlab.roofline import Peaks
-from dgxlab.store import alias
+from dgxlab.store import REJECTED, UNCOUNTED, alias
 from dgxlab.tools import BY_FORM, llama_server
 
 if TYPE_CHECKING:
@@ -53,6 +53,35 @@ def page(store: Store, wanted: Query) -> Page:
     """
     sessions = tuple(map(store.named, wanted.session))
     return FORMS[wanted.form](store, replace(wanted, session=sessions))
+
+
+# of a chain, runs are results once a verdict has judged them
+_WITH_RUNS = f"""SELECT job_id, arm FROM runs LEFT JOIN chain_runs USING (run_id)
+                 WHERE status = 'valid' AND tool IN (SELECT value FROM json_each(:tools))
+                 AND job_id NOT IN ({UNCOUNTED})
+                 AND (chain IS NULL OR EXISTS (SELECT 1 FROM verdicts AS v WHERE v.job_id = runs.job_id
+                                               AND v.chain = chain_runs.chain AND verdict <> 'invalid'))"""  # noqa: S608 - our own
+_WITH_GATES = "SELECT job_id, arm FROM gates UNION SELECT job_id, arm FROM checks"
+
+
+def newest_arms(store: Store, form: str) -> list[str]:
+    """Return the experiment, or both arms, of the newest session that has results for a form; of a fleet's but one.
+
+    Raises UsageError if none has any.
+    """
+    fitting = {"gates": _WITH_GATES, "provenance": "SELECT job_id, arm FROM arms"}.get(form, _WITH_RUNS)
+    forms = {"steps": ("ops", "single-stream"), "fleet": tuple(BY_FORM)}.get(form, (form,))
+    tools = [BY_FORM[each] for each in forms if each in BY_FORM]
+    rows = store.rows(
+        f"""SELECT job_id, arm FROM arms JOIN jobs USING (job_id)
+            WHERE (job_id, arm) IN ({fitting}) AND job_id NOT IN ({REJECTED})
+            ORDER BY intent_at DESC, job_id DESC, arms.rowid""",  # noqa: S608 - our own
+        {"tools": json.dumps(tools)},
+    )
+    if not rows:
+        raise UsageError(f"{store.path} has no session with results for form={form}", next="dgxlab run --help")
+    names = [row["arm"] for row in rows if row["job_id"] == rows[0]["job_id"]]
+    return names[:1] if form == "fleet" else names
 
 
 def _single_stream(store: Store, wanted: Query) -> Page:

@@ -121,11 +121,12 @@ def test_the_next_command_names_no_file_of_another_project(project: Project) -> 
         pass
     assert project.run("report", "--update").next == "dgxlab report --update plans/*.md"
     ran = project.run("report", "--form", "gates")
-    assert (ran.error, ran.next) == (f"{project.folder}/results.db has no measured session", "dgxlab run --help")
+    assert (ran.error[-42:], ran.next) == ("has no session with results for form=gates", "dgxlab run --help")
 
 
 def test_a_form_alone_is_of_what_ran_last_with_such_numbers(measured: Project, tmp_path: Path) -> None:
-    ops = measured.run("report", "--form", "ops").out
+    forms = ("ops", "steps", "gates")
+    plain = {form: measured.ok("report", "--form", form).out for form in forms}
     newer = tmp_path / "newer.db"
     newer.write_bytes((measured.folder / "results.db").read_bytes())
     changed = {"job_id": "'20991231-000000-idle-aaaaaa'", "run_id": "run_id || 'x'", "intent_at": "intent_at + 9"}
@@ -136,7 +137,8 @@ def test_a_form_alone_is_of_what_ran_last_with_such_numbers(measured: Project, t
             chosen = ", ".join(changed.get(column, column) for column in columns)
             db.execute(f"INSERT INTO {table} SELECT {chosen} FROM {table} WHERE {where}")  # noqa: S608 - our own
     assert "| aaaaaa | run |" in measured.run("report", "--db", str(newer)).out
-    assert measured.run("report", "--form", "ops", "--db", str(newer)).out == ops
+    assert {form: measured.run("report", "--form", form, "--db", str(newer)).out for form in forms} == plain
+    assert measured.run("report", "--form", "profile").error.endswith("has no session with results for form=profile")
 
 
 def test_pictures_are_linked_below(measured: Project) -> None:
