@@ -212,16 +212,14 @@ def _follow_builds(session: str | None, host: str | None, workspace: Workspace, 
 
 
 def _again(job: Job) -> str:
-    from dgxlab.lab.request import OF_TREE
     from dgxlab.model import SESSIONS
 
     plan, words = job.plan, [job.kind]
     names = [arm.name for arm in plan.arms]
+    if any(arm.source.dirty for arm in plan.arms):  # no record says where its checkout is
+        return f"dgxlab logs {job.job_id}"
     if job.kind in SESSIONS:
         chain = next(plan.chains)
         names = [chain.baseline.arm, chain.candidate.arm][: 1 if job.kind == "noise" else 2]
         words = ["ab", "--screen"] if job.kind == "screen" else words
-    for name in [name for name in names if plan.arm(name).source.dirty]:
-        names[names.index(name)] = name.rpartition(OF_TREE)[0]
-        words = [*words, "--tree", "CHECKOUT"]
     return shlex.join(["dgxlab", *words, *names, "--host", job.host])

@@ -216,8 +216,11 @@ def _omitted(tables: Sequence[Table], failures: Sequence[Failure]) -> str:
     noted = [table for table in tables if table.discards or not all(flag.hard for flag in table.flags)]
     sessions = {name for table in noted for side in _sides(table) for name in side.provenance.sessions}
     sessions |= {run.session for run in runs}
-    session = alias(*sessions) if len(sessions) == 1 else "SESSION"  # Sources have their names
-    return f"{', '.join(parts)}: see dgxlab report {session} --wide" if parts else ""
+    experiments = {side.provenance.experiment for table in tables for side in _sides(table)}
+    name = alias(*sessions) if len(sessions) == 1 else "SESSION"  # Sources have their names
+    if len(sessions) > 1 and len(experiments) == 1:
+        (name,) = experiments
+    return f"{', '.join(parts)}: see dgxlab report {name} --wide" if parts else ""
 
 
 def _choose(table: Table, names: Sequence[str], *, wide: bool) -> tuple[list[Column], Row]:

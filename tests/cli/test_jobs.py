@@ -189,6 +189,18 @@ def test_killed_agent_is_lost_and_reported(project: Project) -> None:
     assert (row["on_host"], row["recorded"]) == ("lost", "lost")
 
 
+@pytest.mark.usefixtures("hold")
+def test_a_cancelled_job_of_a_checkout_has_a_next_command_to_type(project: Project, tmp_path: Path) -> None:
+    """No record says where the checkout is."""
+    checkout = project.checkout(tmp_path / "llama.cpp")
+    (checkout / "tools" / "new.h").touch()
+    job, _ = interrupt(project.spawn("run", slow(project), "--tree", checkout))
+    project.ok("cancel", job)
+    attached = project.run("attach", job)
+    assert (attached.rc, attached.next) == (130, f"dgxlab logs {job}")
+    project.ok(*attached.next.split()[1:])
+
+
 def test_ctrl_c_before_a_job_is_said_too(project: Project, tmp_path: Path) -> None:
     slow = f'case "$*" in *fetch*) touch {tmp_path}/here; sleep 60;; esac'
     git = script(tmp_path / "bin" / "git", f'#!/bin/sh\n{slow}\nexec {shutil.which("git")} "$@"\n')
