@@ -39,7 +39,7 @@ ROWS = f"""
     WHERE runs.status = 'valid' AND runs.tool = :tool AND coalesce(role, '') <> 'burn-in'
     AND runs.job_id NOT IN ({UNCOUNTED}) AND run_id NOT IN ({FLAWED})
     AND (:job IS NULL OR runs.job_id = :job)
-    AND (:name IS NULL OR runs.job_id IN (SELECT job_id FROM jobs WHERE jobs.name = :name))
+    AND (:name IS NULL OR :name = runs.arm OR runs.job_id IN (SELECT job_id FROM jobs WHERE jobs.name = :name))
     AND EXISTS (SELECT 1 FROM samples AS s
                 WHERE s.run_id = rows.run_id AND s.cell = rows.cell AND s.discarded IS NULL)
     ORDER BY runs.started, run_id, rows.rowid"""  # noqa: S608 - a constant of ours
@@ -61,7 +61,8 @@ def collect(store: Store, tool: str, *, job: str | None = None, name: str | None
     """Return the rows of a tool's valid runs, oldest first.
 
     Left out are runs of a burn-in, of rejected jobs, of sessions of two arms that have not ended, and those that a hard
-    event disturbed. With `job`, only rows of the job with this id; with `name`, only rows of jobs of this name.
+    event disturbed. With `job`, only rows of the job with this id; with `name`, only rows of the experiment or the jobs
+    of this name, those of an experiment as an arm too.
     """
     bench = EXPORTED[tool]
     measured = store.rows(ROWS, {"tool": bench.name, "job": job, "name": name})

@@ -72,7 +72,7 @@ def export(
     as_: Kind | None = Option(None, "--as", help="How, whatever the suffix; on stdout csv by default."),
     tool: Tool | None = Option(None, help="Only this tool's rows; sqlite holds all."),
     job: str | None = Option(None, metavar="JOB", help=f"Only this job's: {JOB}."),
-    name: str | None = Option(None, help="Only jobs of this experiment or session."),
+    name: str | None = Option(None, help="Only this experiment's, also as an arm of a session, or this session's."),
     imported: str | None = Option(None, metavar="FILE", help="An imported file's rows, by name or id, alone."),
     *,
     workspace: Workspace,

@@ -93,6 +93,8 @@ def test_only_what_counts_is_handed_on(empty: Store) -> None:
     session.gates(after=True).end()
     rows = collect(empty, "llama-bench").rows
     assert sorted(row["arm"] for row in rows if row["n_gen"]) == ["h200"] * (CYCLES + 1) + ["w4a16"] * CYCLES
+    assert collect(empty, "llama-bench", name="w4a16").rows == tuple(row for row in rows if row["arm"] == "w4a16")
+    assert collect(empty, "llama-bench", name="h200-vs-w4a16").rows == rows
     empty.put("flags", {"run_id": rows[0]["run_id"], **THROTTLED})
     assert {row["run_id"] for row in rows} - {row["run_id"] for row in collect(empty, "llama-bench").rows} == {
         rows[0]["run_id"]
