@@ -6,7 +6,7 @@ No value of a chain is shown before the session has ended: a user who sees the e
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -163,10 +163,10 @@ def notes(out: Out) -> Callable[[events.Event], None]:
 
 
 @contextmanager
-def display(out: Out, logged: str = "", arms: int = 1) -> Iterator[Callable[[events.Event], None]]:
+def display(out: Out, logged: Collection[str] = (), arms: int = 1) -> Iterator[Callable[[events.Event], None]]:
     """Yield a function that prints the events of a job to stderr, on a terminal with a progress bar.
 
-    `arms` is as in `Lines`. In a log only events of the kind `logged` are printed, all if it is "".
+    `arms` is as in `Lines`. In a log only events of the kinds `logged` are printed, all if it is empty.
     """
     if out.quiet:
         yield lambda event: None
@@ -181,7 +181,7 @@ def display(out: Out, logged: str = "", arms: int = 1) -> Iterator[Callable[[eve
 
         def show(event: events.Event) -> None:
             for line in filter(None, [waits.of(event), *lines.of(event)]):
-                if logged in ("", event.event):
+                if not logged or event.event in logged:
                     out.note(one_line(line))
 
         yield show

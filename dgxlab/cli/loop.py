@@ -67,7 +67,7 @@ def try_(
     request = options.request("run", baseline)
     asked = loop.Try(request.experiment, tree, because, parent, 60.0 * options.wait, seconds(max_minutes), max_tries)
     with options.at(workspace, request.experiments[0]).lab(create=True) as lab:
-        with display(out, logged="lock") as watch:
+        with display(out, logged=("lock", "progress")) as watch:
             try_id, reused = loop.attempt(lab, asked, watch)
         told = {**tries.told(lab.store, try_id), "reused": reused}
     replace(out, format=Format.json).result(told, "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -53,12 +52,11 @@ def watch(
 
 @contextmanager
 def _bar(out: Out) -> Iterator[Callable[[Event], None]]:
-    """Show the progress of one round on a terminal, without the lines of its steps; in a log a round is one line."""
+    """Show the progress of one round, without the results of its steps: a round is one line."""
     from dgxlab.cli._display import display
 
-    shown = ("lock", "step", "progress") if sys.stderr.isatty() else ("lock", "step")
     with display(out) as show:
-        yield lambda event: show(event) if event.event in shown else None
+        yield lambda event: show(event) if event.event in ("lock", "step", "progress") else None
 
 
 def _line(done: Round) -> str:

@@ -159,6 +159,7 @@ def test_what_drops_a_change(loop: Loop) -> None:
     loop.edit(BENCH, "int main", "int oops main")
     ran = loop.try_()
     assert (ran.rc, json.loads(ran.out)["ended"]) == (7, "build")
+    assert re.search(r"(?m)^step \d of \d+: build stock-tree-\w+", ran.err)
     assert ran.err.splitlines()[-1].startswith("try 1: dropped by build (")
     loop.edit(OPS, '!strcmp(toy(), "wrong") ||', "1 ||")
     rc, wrong = loop.ended()
@@ -398,7 +399,7 @@ def test_a_loop_waits_for_the_jobs_of_people(loop: Loop, tmp_path: Path) -> None
         person.communicate(timeout=60)
         _, told_later = waiting.communicate(timeout=60)
     assert re.match(r"waiting for the device: host local is held by job \S+-held-", told)
-    assert re.fullmatch(r"try 1: dropped by screen .*\n", told_later)
+    assert re.fullmatch(r"(step .*\n)+try 1: dropped by screen .*\n", told_later)
     assert loop.ended()[1]["ended"] == "screen"
 
 

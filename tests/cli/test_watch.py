@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -42,6 +43,7 @@ def test_each_saved_state_is_a_round(project: Project, tmp_path: Path) -> None:
     os.killpg(child.pid, signal.SIGINT)
     rest, err = child.communicate(timeout=60)
     assert (child.returncode, rest, err.splitlines()[-1]) == (0, "", "stopped after 4 rounds")
+    assert re.search(r"(?m)^step \d of \d+: build stock-tree-\w+", err)
     kinds = [row["kind"] for row in project.json("sessions")]
     assert (kinds.count("screen"), kinds.count("noise")) == (4, 1)
     assert project.run("cancel").error == "no job is running that this record knows"
