@@ -95,6 +95,14 @@ def test_make_targets_exist() -> None:
     assert named <= targets
 
 
+def test_the_demo_ends_with_the_command_that_shows_its_record() -> None:
+    recipe = re.search(r'(?m)^demo:.*\n\t(.*)\n\t@echo "next: (.*)" >&2$', (PROJECT / "Makefile").read_text())
+    assert recipe
+    run, told = (line.replace("$(BIN)/", ".venv/bin/").split() for line in recipe.groups())
+    assert told == [run[0], "report", Path(run[2]).stem, *run[3:]]
+    parse(ROOT, told[1:])
+
+
 def test_experiments_are_listed() -> None:
     folder = PROJECT / "experiments"
     listed = []
