@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 ARMS = ("experiment", "session", "host")
 OF_CHECKOUTS = "SELECT job_id FROM arms WHERE dirty"
 """The jobs that built a checkout; an older dgxlab recorded them under the name of the experiment itself."""
+_OVERRIDDEN = "SELECT job_id FROM gates WHERE overridden"  # by --set, so that they are not about the file's experiment
 
 KEYS: Mapping[str, tuple[str, ...]] = {
     "steps": ("experiment", "baseline", "host", "model", "cells", "published"),
@@ -243,7 +244,7 @@ def job_of_arm(store: Store, name: str, host: str = "") -> Job:
     own = "(name = :name OR EXISTS (SELECT 1 FROM arms WHERE arms.job_id = jobs.job_id AND arm = :name))"
     without_numbers = f"""NOT EXISTS (SELECT 1 FROM runs WHERE runs.job_id = jobs.job_id AND arm = :name
                                       AND status = 'valid') OR job_id IN ({UNCOUNTED}),
-                          job_id IN ({OF_CHECKOUTS} AND arm = :name)"""  # noqa: S608 - our own
+                          job_id IN ({OF_CHECKOUTS} AND arm = :name), job_id IN ({_OVERRIDDEN})"""  # noqa: S608 - our own
     job = newest(store, f"{own} AND :host IN ('', host)", without_numbers, name=name, host=host)
     if job is None and host and newest(store, own, name=name):
         raise UsageError(f"{store.path} has no session of {name!r} on {host!r}", next="dgxlab sessions")
@@ -256,12 +257,12 @@ def job_of_arm(store: Store, name: str, host: str = "") -> Job:
 
 
 def newest_job(store: Store, name: str) -> Job:
-    """Return the newest job of this name; one that is rejected, of a checkout or has gates only if there is no other.
+    """Return the newest job of this name; UsageError if there is none.
 
-    Raises UsageError if there is no such job.
+    A rejected one, one of a checkout, with a gate that --set changed or with gates alone is the last choice.
     """
     # a session of gates only, perhaps of another tree, must not hide measured results
-    last = f"job_id IN ({REJECTED}), job_id IN ({OF_CHECKOUTS}), kind = 'gate'"
+    last = f"job_id IN ({REJECTED}), job_id IN ({OF_CHECKOUTS}), job_id IN ({_OVERRIDDEN}), kind = 'gate'"
     if job := newest(store, "name = :name", last, name=name):
         return job
     if job := newest(store, "job_id IN (SELECT job_id FROM arms WHERE arm = :name)", name=name):

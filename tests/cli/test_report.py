@@ -141,6 +141,13 @@ def test_a_form_alone_is_of_what_ran_last_with_such_numbers(measured: Project, t
     assert measured.run("report", "--form", "profile").error.endswith("has no session with results for form=profile")
 
 
+def test_a_gate_that_set_has_changed_is_not_of_the_experiment(measured: Project) -> None:
+    plain = measured.ok("report", "toy").out
+    failed = measured.run("run", "experiments/toy.yaml", "--set", "gates.0.backend-ops.expect=5/5")
+    assert "| 5 | failed (changed by --set) |" in failed.out
+    assert measured.ok("report", "toy").out == plain
+
+
 def test_pictures_are_linked_below(measured: Project) -> None:
     plain = measured.run("report", "toy").out
     ran = measured.run("report", "toy", "--plots", "my pictures")
