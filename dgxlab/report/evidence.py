@@ -18,7 +18,7 @@ from dgxlab.errors import SpecError
 from dgxlab.judgement import Judged
 from dgxlab.model import BASELINE, CANDIDATE, Device, RunStep, canonical, model_read
 from dgxlab.report.ask import Ask, CellAsk, label, of_session
-from dgxlab.report.records import Conditions, Number, grouped, labels_of, some
+from dgxlab.report.records import Conditions, Number, Row, grouped, labels_of, some
 from dgxlab.store import FLAWED, RECORDED, REJECTED, UNCOUNTED
 
 if TYPE_CHECKING:
@@ -173,6 +173,16 @@ def arms_of_job(store: Store, job: Job) -> dict[str, Evidence]:
         name: Evidence(ask, name, _machine(job, devices.get(name)), builds.get(name), devices.get(name), contents)
         for name, ask in asks.items()
     }
+
+
+def engaged_rows(ask: Ask, ran: Collection[str]) -> list[Row]:
+    """Return the rows of an arm's `engaged` gates, given the tools that have valid runs: these had their markers."""
+    rows: list[Row] = []
+    for marker, tools in grouped((marker, tool) for tool, each in ask.markers.items() for marker in each).items():
+        had, asked = [tool for tool in tools if tool in ran], f"{marker!r} on stderr"
+        words = {"found": f"{asked} of each valid run of {', '.join(had)}"} if had else {"asked": asked}
+        rows.append({"gate": "engaged", **words, "status": "passed" if had else "not run"})
+    return rows
 
 
 def find_evidence(store: Store, ask: Ask) -> Evidence:

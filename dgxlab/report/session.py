@@ -11,7 +11,7 @@ from dgxlab.compare import Difference, differing
 from dgxlab.errors import GateFailed
 from dgxlab.model import BASELINE, BURN_IN, PROTOCOL, GateStep, ModelStep, ParityGate, Plan
 from dgxlab.plan import is_flag
-from dgxlab.report.evidence import LISTED, OF_GATES, RecordRow, arms_of_job
+from dgxlab.report.evidence import LISTED, OF_GATES, RecordRow, arms_of_job, engaged_rows
 from dgxlab.report.records import Failure, Table, columns, grouped, some
 from dgxlab.report.tables import env_text, gate_rows, provenance
 from dgxlab.store import REJECTED, alias, gate_digest
@@ -96,8 +96,15 @@ class ChainSession:
         """Return the tables of the gates of both arms."""
         gates = self._gates()
         leads = [{"arm": step.arm, "when": _when(step), "env": env_text(step.env)} for step, _ in gates]
+        valid = [run for run in self.runs if run["status"] == "valid"]
+        engaged = [
+            {"arm": arm.name, "when": "during", **row}
+            for arm in filter(None, (self.baseline, self.candidate))
+            for row in engaged_rows(arm.ask, {run["tool"] for run in valid if run["arm"] == arm.name})
+        ]
         results = []
-        for title, asked, heads, rows in gate_rows([((step.gate, step.env), row) for step, row in gates], leads):
+        every = [((step.gate, step.env), row) for step, row in gates]
+        for title, asked, heads, rows in gate_rows(every, leads, engaged):
             models = {getattr(gate, "model", "") for gate in asked}
             source = provenance(self.baseline, [self.job.job_id], models)
             candidate = provenance(self.candidate, [self.job.job_id], models) if self.candidate else None

@@ -22,7 +22,7 @@ from dgxlab.model import (
 )
 from dgxlab.model.events import COPY
 from dgxlab.report.ask import AskedGate, CellAsk, label, op_params
-from dgxlab.report.evidence import Evidence, Measured, range_of
+from dgxlab.report.evidence import Evidence, Measured, engaged_rows, range_of
 from dgxlab.report.records import Column, Number, Provenance, Row, ShownFlag, Table, Value, columns, grouped, labels_of
 from dgxlab.tools import BENCHES, BY_FORM
 from dgxlab.tools.llama_bench import name_of_test
@@ -207,9 +207,11 @@ CHECK_COLUMNS = columns("gate env against sizes found asked status", sizes="toke
 def gate_tables(evidence: Evidence) -> list[Table]:
     """Return the tables of the gates that an arm should have passed."""
     gates = [(gate, evidence.gates.get(digest)) for digest, gate in evidence.ask.gates.items()]
+    ran = {cell.ask.cell.tool: cell.run["job_id"] for cell in evidence.measured}
     results = []
-    for title, asked, shown, rows in gate_rows(gates):
+    for title, asked, shown, rows in gate_rows(gates, engaged=engaged_rows(evidence.ask, ran)):
         jobs = [row["job_id"] for (gate, _), row in gates if row and gate in asked]
+        jobs += [ran[tool] for tool in evidence.ask.markers if tool in ran and title == MODEL_GATES]
         source = provenance(evidence, jobs, [gate.model for gate in asked if not isinstance(gate, ParityGate)])
         if backends := {_kind(gate.backend) for gate in asked if isinstance(gate, ParityGate)}:
             source = replace(source, backend=", ".join(sorted(backends)))
@@ -218,14 +220,14 @@ def gate_tables(evidence: Evidence) -> list[Table]:
 
 
 def gate_rows(
-    gates: Sequence[tuple[AskedGate, Mapping[str, Any] | None]], leads: Sequence[Row] = ()
+    gates: Sequence[tuple[AskedGate, Mapping[str, Any] | None]], leads: Sequence[Row] = (), engaged: Sequence[Row] = ()
 ) -> Iterator[tuple[str, list[LaunchedGate], tuple[Column, ...], list[Row]]]:
-    """Yield the title, gates, columns and rows of up to two tables: of parity gates and of the other gates.
+    """Yield title, gates, columns and rows of up to two tables: parity gates; all others, those `engaged` too.
 
-    Each gate has its row in the record, None if it was not run; `leads` has the first values of each row here.
+    Each gate has its row in the record, None if it was not run, and in `leads` the first values of its row here.
     """
-    parity: list[tuple[LaunchedGate, Row]] = []
-    checks: list[tuple[LaunchedGate, Row]] = []
+    parity: list[tuple[LaunchedGate | None, Row]] = []
+    checks: list[tuple[LaunchedGate | None, Row]] = [(None, row) for row in engaged]
     for ((gate, env), row), lead in zip(gates, leads or [{}] * len(gates), strict=True):
         if isinstance(gate, ParityGate):
             parity.append((gate, {**lead, **_parity_row(gate, row)}))
@@ -237,7 +239,7 @@ def gate_rows(
         optional = ("env", "engaged") if every is PARITY_COLUMNS else [column.key for column in every]
         kept = [each for each in every if each.key not in optional or any(row.get(each.key) for row in rows)]
         if rows:
-            yield title, [gate for gate, _ in shown], tuple(kept), rows
+            yield title, [gate for gate, _ in shown if gate], tuple(kept), rows
 
 
 def status_of(gate: Mapping[str, Any]) -> str:
@@ -248,7 +250,8 @@ def status_of(gate: Mapping[str, Any]) -> str:
 def _parity_row(asked: ParityGate, gate: Mapping[str, Any] | None) -> Row:
     row: dict[str, Value] = {"op": asked.what, "backend": asked.backend, "status": "not run"}
     if asked.engaged:
-        row["engaged"] = f"{asked.engaged!r} must be on stderr" + (f" with {env_text(asked.env)}" if asked.env else "")
+        verb = "was" if gate and gate["status"] in ("passed", "flaky") else "must be"
+        row["engaged"] = f"{asked.engaged!r} {verb} on stderr" + (f" with {env_text(asked.env)}" if asked.env else "")
     if gate is None:
         return row
     counts = [units.MISSING if gate[key] is None else str(gate[key]) for key in ("passed", "total")]

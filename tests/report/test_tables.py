@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dgxlab.model import CellResult, Measurement, RunStep
+from dgxlab.model import CellResult, EngagedGate, Measurement, RunStep
 from dgxlab.report import Table, collect, page, query, render, render_page
 from dgxlab.report.cells import layout
 from dgxlab.report.records import ShownFlag
@@ -58,9 +58,14 @@ def test_environment_tells_rows_apart(store: Store) -> None:
 
 def test_what_a_gate_must_find_on_stderr_is_beneath(store: Store) -> None:
     gate = replace(h200().gates[0], engaged="w4a16: on", env={"GGML_CUDA_W4A16_MIN_N": "1"})
-    Session(store, h200(gates=(gate,), bench=()), JOB).build().gates().end()
-    note = "\n- MUL_MAT: 'w4a16: on' must be on stderr with GGML_CUDA_W4A16_MIN_N=1\n"
-    assert [note in render(collect(store, "h200"), wide=wide) for wide in (False, True)] == [True, True]
+    experiment = h200(gates=(gate, EngagedGate("gemv: on")), bench=h200().bench[1:2])
+    session = Session(store, experiment, JOB).build().save()
+    for verb, status in (("must be", "not run"), ("was", "passed")):
+        note = f"\n- MUL_MAT: 'w4a16: on' {verb} on stderr with GGML_CUDA_W4A16_MIN_N=1\n"
+        pages = [render(collect(store, "h200"), wide=wide) for wide in (False, True)]
+        assert [(note in page, f"| engaged | {status} |" in page) for page in pages] == [(True, True)] * 2
+        session.gates().runs().end()
+    assert "\n- engaged: 'gemv: on' on stderr of each valid run of llama-bench\n" in pages[0]
 
 
 def test_op_columns_come_in_the_order_of_a_gemm(store: Store) -> None:
