@@ -174,16 +174,15 @@ def _notes(each: Profile) -> Iterable[str]:
         yield f"{100 * share:.1f} % is of kernels that no rule names: {names}"
 
 
-def _beside(pair: tuple[Profile, Profile]) -> tuple[Table, Table]:
+def _beside(pair: tuple[Profile, Profile]) -> list[Table]:
     groups = [{name: sum(k.us for k in kernels) for name, kernels in each.groups().items()} for each in pair]
     kernels = [{kernel.name: kernel.us for kernel in each.kernels} for each in pair]
     least = SHOWN * max(each.us for each in pair)
     name = _name(pair[0].cell.ask)
     total = " and ".join(f"{each.us:.1f}" for each in pair)
-    return (
-        _moved(pair, name, "group", groups, 0.0, notes=[f"a step has {total} us of kernels"]),
-        _moved(pair, f"Kernels that moved: {name}", "kernel", kernels, least),
-    )
+    by_group = _moved(pair, name, "group", groups, 0.0, notes=[f"a step has {total} us of kernels"])
+    by_kernel = _moved(pair, f"Kernels that moved: {name}", "kernel", kernels, least)
+    return [table for table in (by_group, by_kernel) if table.rows]
 
 
 def _moved(

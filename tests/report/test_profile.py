@@ -109,6 +109,14 @@ def test_two_side_by_side_show_what_moved(store: Store) -> None:
     assert [row["kernel"] for row in kernels.rows] == ["mul_mat_q<39, 128, false>"]
 
 
+def test_two_between_which_no_kernel_moved(store: Store) -> None:
+    for number, name in enumerate(("moe", "same")):
+        profiled(store, name, f"20261120-09000{number}-{name}", STEP)
+    shown = page(store, query({"form": "profile", "experiment": "moe,same", "cells": "pl=1"}))
+    assert [table.title for table in shown.tables] == ["decode pp128 tg4 B1 of q4k"]
+    assert "a step has 1000.0 and 1000.0 us of kernels" in render_page(shown)
+
+
 def test_more_than_two_are_refused(store: Store) -> None:
     for number, name in enumerate(("a", "b", "c")):
         profiled(store, name, f"20261120-09000{number}-{name}", STEP)
