@@ -190,6 +190,10 @@ PAIRS = [
     ("h200-nvfp4-moe", "h200-nvfp4-moe-on"),
     ("spark-gdn-bf16", "spark-gdn-bf16-on"),
     ("h200-gdn-conv", "h200-gdn-conv-on"),
+    ("cpu-kq-mask", "cpu-kq-mask-on"),
+    ("h200-kq-mask", "h200-kq-mask-on"),
+    ("h200-kq-mask-on", "h200-kq-mask-moe"),
+    ("h200-kq-mask", "h200-nvfp4-all"),
 ]
 
 
