@@ -53,6 +53,7 @@ def main(argv: list[str]) -> int:
     """Run the verb `argv[0]` and return the exit status; an error goes to stderr as JSON, and the client raises it."""
     verb, *args = argv
     try:
+        _of("environment").keep_to_processors()
         reply = VERBS[verb](*args)
     except (OSError, DgxlabError) as refusal:
         error: DgxlabError = _of("files").remote_error(verb, refusal) if isinstance(refusal, OSError) else refusal

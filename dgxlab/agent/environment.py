@@ -11,10 +11,12 @@ import select
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
+
+from dgxlab.errors import RemoteError
 
 _COMPILERS = ("CC", "CXX", "CUDACXX", "CUDAHOSTCXX")
 JOB = "DGXLAB_JOB"
@@ -40,6 +42,8 @@ class Settings:
     """The agent's root folder; None if no client called the agent."""
     path_prepend: tuple[Path, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    processors: tuple[int, ...] = ()
+    """Numbers of the processors that sessions may use; () for all."""
     lock: Path | None = None
     """The owner file, in which people who share the machine write their name while they measure."""
     slurm: tuple[str, ...] | None = None
@@ -50,8 +54,9 @@ class Settings:
 
     @property
     def measured(self) -> dict[str, str]:
-        """The variables of `env` that may change measured values; those of compilers and caches do not."""
-        return {name: value for name, value in self.env.items() if not _kept(name)}
+        """What may change measured values: processors, and variables of `env` but for those of compilers and caches."""
+        own = {"processors": ",".join(map(str, self.processors))} if self.processors else {}
+        return {name: value for name, value in self.env.items() if not _kept(name)} | own
 
 
 def settings() -> Settings:
@@ -63,10 +68,32 @@ def settings() -> Settings:
         root=Path(root) if root else None,
         path_prepend=tuple(Path(folder).expanduser() for folder in given.get("path_prepend", ())),
         env=given.get("env", {}),
+        processors=tuple(_numbers(given.get("processors") or "")),
         lock=Path(lock).expanduser() if lock else None,
         slurm=tuple(given["slurm"]) if "slurm" in given else None,
         locks=tuple(map(Path, filter(None, os.environ.get("DGXLAB_LOCKS", "").split(":")))),
     )
+
+
+def _numbers(text: str) -> Iterator[int]:
+    """Yield the numbers in 0-15,32."""
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+def keep_to_processors() -> None:
+    """Use, with all that the agent will start, only the processors that hosts.yaml names.
+
+    Raises RemoteError if this host has none of them.
+    """
+    if not (here := settings()).processors:
+        return
+    try:
+        os.sched_setaffinity(0, here.processors)
+    except OSError as error:
+        text = f"{here.name} has none of the processors: of its entry in hosts.yaml"
+        raise RemoteError(text, next="ls -l /sys/devices/system/cpu") from error
 
 
 class Root:
@@ -107,6 +134,8 @@ def absent() -> list[tuple[str, str]]:
     """Return (key, value) for each path or program in hosts.yaml that does not exist on this host."""
     here, path = settings(), search_path()
     missing = [("path_prepend", str(folder)) for folder in here.path_prepend if not folder.is_dir()]
+    unknown = sorted({*here.processors} - os.sched_getaffinity(0))
+    missing += [("processors", ",".join(map(str, unknown)))] if unknown else []
     for name in _COMPILERS:
         program, *_ = here.env.get(name, "").split() or [""]  # CC may be `ccache gcc`
         if name in here.env and shutil.which(program, path=path) is None:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from dgxlab.errors import HostError, SpecError, access, command, edit, one_line
 from dgxlab.model import HostEntry, Slurm, Text, digest, limit_s
@@ -31,6 +31,11 @@ _CONSENTS = "trusted_hosts"
 _Ssh = Annotated[str, Text(DESTINATION.pattern, "what ssh is given: an alias, user@host or ssh://user@host:port")]
 
 
+_Processors = Annotated[
+    str,
+    BeforeValidator(str),  # 3 is a number to YAML
+    Text(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", "numbers of processors, as 0-15,32"),
+]
 _Option = Annotated[str, Text(r"--?[A-Za-z][^\0\n]*", "an option of sbatch, as --qos=low")]
 _OURS = (
     *("job-name", "export", "export-file", "parsable", "array", "wrap", "signal", "output", "error", "input", "chdir"),
@@ -89,6 +94,7 @@ class _HostSpec(Strict):
     python: Line = ""
     path_prepend: Few[ModelPath] = Field(default_factory=list)
     env: Env = Field(default_factory=dict)
+    processors: _Processors | None = None
     lock: ModelPath = ""
     slurm: _SlurmSpec | None = None
 
@@ -96,6 +102,8 @@ class _HostSpec(Strict):
     def _one_way(self) -> _HostSpec:
         if bool(self.ssh) == self.local:
             raise ValueError("must have exactly one of ssh: and local: true")
+        if self.slurm and self.processors:
+            raise ValueError("cannot have processors: with slurm:, which gives each job its own")
         return self
 
     @field_validator("env")
@@ -162,6 +170,7 @@ def to_consent(entry: HostEntry, own: Path) -> dict[str, object]:
     if entry.file in ("", str(own)):
         return {}
     keys = {"local": not entry.ssh, "python": entry.python, "path_prepend": list(entry.path_prepend)}
+    keys["processors"] = entry.processors
     if slurm := entry.slurm:
         build = dict(slurm.build or {})
         keys["slurm"] = [*slurm.options(), *Slurm(**{**build, "extra": tuple(build.get("extra", ()))}).options()]

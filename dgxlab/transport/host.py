@@ -120,7 +120,7 @@ class Host:
     def __init__(self, transport: Transport, entry: HostEntry | None = None) -> None:
         self.transport, self.name = transport, transport.name
         self.entry = entry or HostEntry(transport.name)
-        settings = {key: getattr(self.entry, key) for key in ("name", "path_prepend", "env", "lock")}
+        settings = {key: getattr(self.entry, key) for key in ("name", "path_prepend", "env", "lock", "processors")}
         if self.entry.slurm:
             settings["slurm"] = self.entry.slurm.options()
         self.settings = canonical(settings)

@@ -119,7 +119,8 @@ def test_what_ends_right_after_its_program_was_not_left(
     tmp_path: Path, adopts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(child, "_LEFT_S", 30.0)  # on a busy machine it may not end as soon as it would
-    sampler = child.beside(["sh", "-c", "sleep 60 & wait"], env=ENV, output=tmp_path / "sampled")
+    sampler = child.beside(["sh", "-c", "sleep 60 & echo there; wait"], env=ENV, output=tmp_path / "sampled")
+    wait_for_text(tmp_path / "sampled")
     assert launch(tmp_path, "sh", "-c", "setsid sleep 0.05 &").left == ()
     assert sampler.poll() is None
     sampler.kill()

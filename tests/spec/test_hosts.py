@@ -19,7 +19,8 @@ def test_entries_and_defaults(tmp_path: Path) -> None:
     path = write(
         tmp_path / "hosts.yaml",
         "dgx: {ssh: dgx}\nbox: {local: true, root: ~/lab, python: python3.12}\n"
-        "spark: {ssh: spark, path_prepend: /usr/local/cuda-13.0/bin, env: {CC: gcc-12}, lock: ~/owner}\n",
+        "spark: {ssh: spark, path_prepend: /usr/local/cuda-13.0/bin, env: {CC: gcc-12}, lock: ~/owner}\n"
+        "half: {ssh: dgx, processors: '0-15,32'}\nfirst: {local: true, processors: 0}\n",
     )
     folders = ("/usr/local/cuda-13.0/bin",)
     assert load_hosts([path]) == {
@@ -27,6 +28,8 @@ def test_entries_and_defaults(tmp_path: Path) -> None:
         "dgx": HostEntry("dgx", "dgx"),
         "box": HostEntry("box", "", "~/lab", "python3.12"),
         "spark": HostEntry("spark", "spark", path_prepend=folders, env={"CC": "gcc-12"}, lock="~/owner"),
+        "half": HostEntry("half", "dgx", processors="0-15,32"),
+        "first": HostEntry("first", processors="0"),
     }
 
 
@@ -44,6 +47,7 @@ def test_the_users_whole_entry_comes_before_the_projects(tmp_path: Path) -> None
         ("ssh: a, python: /x", "python"),
         ("ssh: a, env: {CC: /x}, lock: ~/x", "env, lock"),
         ("ssh: a, path_prepend: [/x]", "path_prepend"),
+        ("ssh: a, processors: 0-3", "processors"),
     ],
 )
 def test_what_a_project_may_say_with_consent(entry: str, keys: str, tmp_path: Path) -> None:
@@ -79,6 +83,8 @@ def test_what_a_project_may_say_with_consent(entry: str, keys: str, tmp_path: Pa
         ("dgx: {ssh: dgx, env: {PATH: /x}}\n", "dgx.env.PATH: cannot be set: it is the host's own"),
         ("dgx: {ssh: dgx, env: {LD_LIBRARY_PATH: /x}}\n", "changes which libraries load"),
         ("dgx: {ssh: dgx, path_prepend: [bin]}\n", "a path on the host"),
+        ("dgx: {ssh: dgx, processors: all}\n", "must be numbers of processors, as 0-15,32"),
+        ("dgx: {ssh: dgx, processors: 0-3, slurm: {}}\n", "cannot have processors: with slurm:"),
         ("dgx: {ssh: dgx, lock: owner}\n", "a path on the host"),
         ('dgx: {ssh: dgx, env: {CFLAGS: "-O2; id", X: "-O2; id"}}\n', "dgx.env: CFLAGS holds ';'"),
     ],

@@ -1,6 +1,7 @@
 """The agent's verbs as methods, on this machine."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -184,6 +185,15 @@ def test_settings_reach_the_agent(tmp_path: Path) -> None:
     facts = Host(LocalTransport(str(tmp_path / "root")), entry).probe().facts
     assert facts.toolchain.cmake == "cmake version 99"
     assert facts.details["tools"]["ninja"] == str(tmp_path / "bin" / "ninja")
+
+
+def test_a_session_keeps_to_its_processors(tmp_path: Path) -> None:
+    first = min(os.sched_getaffinity(0))
+    transport = LocalTransport(str(tmp_path / "root"))
+    assert Host(transport, HostEntry("box", processors=str(first))).probe().facts.details["cpus"] == 1
+    with pytest.raises(RemoteError, match="box has none of the processors") as caught:
+        Host(transport, HostEntry("box", processors="9998-9999")).probe()
+    assert caught.value.next == "ls -l /sys/devices/system/cpu"
 
 
 class Silent(LocalTransport):
