@@ -11,7 +11,7 @@ import select
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -43,7 +43,7 @@ class Settings:
     path_prepend: tuple[Path, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     processors: tuple[int, ...] = ()
-    """Numbers of the processors that sessions may use; () for all."""
+    """Numbers of the processors that sessions may use, in order; () for all."""
     lock: Path | None = None
     """The owner file, in which people who share the machine write their name while they measure."""
     slurm: tuple[str, ...] | None = None
@@ -68,32 +68,24 @@ def settings() -> Settings:
         root=Path(root) if root else None,
         path_prepend=tuple(Path(folder).expanduser() for folder in given.get("path_prepend", ())),
         env=given.get("env", {}),
-        processors=tuple(_numbers(given.get("processors") or "")),
+        processors=tuple(given.get("processors") or ()),
         lock=Path(lock).expanduser() if lock else None,
         slurm=tuple(given["slurm"]) if "slurm" in given else None,
         locks=tuple(map(Path, filter(None, os.environ.get("DGXLAB_LOCKS", "").split(":")))),
     )
 
 
-def _numbers(text: str) -> Iterator[int]:
-    """Yield the numbers in 0-15,32."""
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        yield from range(int(first), int(last or first) + 1)
-
-
 def keep_to_processors() -> None:
     """Use, with all that the agent will start, only the processors that hosts.yaml names.
 
-    Raises RemoteError if this host has none of them.
+    Raises RemoteError if this host lacks one of them.
     """
-    if not (here := settings()).processors:
-        return
-    try:
+    here = settings()
+    if missing := sorted({*here.processors} - os.sched_getaffinity(0)):
+        text = f"{here.name} lacks processor {missing[0]}, which its entry in hosts.yaml names"
+        raise RemoteError(text, next="ls -l /sys/devices/system/cpu")
+    if here.processors:
         os.sched_setaffinity(0, here.processors)
-    except OSError as error:
-        text = f"{here.name} has none of the processors: of its entry in hosts.yaml"
-        raise RemoteError(text, next="ls -l /sys/devices/system/cpu") from error
 
 
 class Root:
@@ -134,8 +126,6 @@ def absent() -> list[tuple[str, str]]:
     """Return (key, value) for each path or program in hosts.yaml that does not exist on this host."""
     here, path = settings(), search_path()
     missing = [("path_prepend", str(folder)) for folder in here.path_prepend if not folder.is_dir()]
-    unknown = sorted({*here.processors} - os.sched_getaffinity(0))
-    missing += [("processors", ",".join(map(str, unknown)))] if unknown else []
     for name in _COMPILERS:
         program, *_ = here.env.get(name, "").split() or [""]  # CC may be `ccache gcc`
         if name in here.env and shutil.which(program, path=path) is None:
@@ -150,7 +140,10 @@ def base_env() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if _kept(name)}
     if "SLURM_JOB_ID" in os.environ and (gpus := os.environ.get("CUDA_VISIBLE_DEVICES")):
         kept["CUDA_VISIBLE_DEVICES"] = gpus  # the allocation: the node's other GPUs belong to other jobs
-    return {**kept, **settings().env, "PATH": search_path(), "LC_ALL": "C.UTF-8"}
+    here = settings()
+    # llama.cpp starts a thread for each core of the machine, whether it may use it or not
+    limit = {"OMP_THREAD_LIMIT": str(len(here.processors))} if here.processors else {}
+    return {**kept, **limit, **here.env, "PATH": search_path(), "LC_ALL": "C.UTF-8"}
 
 
 def measured_env(env: Mapping[str, str]) -> dict[str, str]:

@@ -153,8 +153,6 @@ def check_facts(facts: Facts, host: HostEntry, absent: Sequence[tuple[str, str]]
     for key, what in absent:
         if key == "path_prepend":
             yield Finding("path", MISSING, f"{what}, a path_prepend: {says}, is no folder there", edit(host.file))
-        elif key == "processors":
-            yield Finding("processors", MISSING, f"{what}, in processors: {says}, are not there", edit(host.file))
         elif key == "root":
             yield Finding("root", MISSING, what, edit(host.file or "hosts.yaml"))
         elif key == "setsid":

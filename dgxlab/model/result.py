@@ -190,7 +190,7 @@ class HostEntry:
     python: str = ""  # runs the agent there; "" is ssh's python3, or this program's own on this machine
     path_prepend: tuple[str, ...] = ()  # folders that come first on PATH there; may begin with ~/
     env: Mapping[str, str] = field(default_factory=dict)  # for every program there, compilers too
-    processors: Union[str, None] = None  # numbers of those that its sessions may use, as 0-15,32; None for all
+    processors: Union[tuple[int, ...], None] = None  # numbers of those that its sessions may use; None for all
     lock: str = ""  # a file in which people who share the machine say that they measure; may begin with ~/
     slurm: Union[Slurm, None] = None  # submit jobs to Slurm there, instead of starting them on that machine
     file: str = field(default="", compare=False)  # the hosts.yaml that has this entry

@@ -31,11 +31,19 @@ _CONSENTS = "trusted_hosts"
 _Ssh = Annotated[str, Text(DESTINATION.pattern, "what ssh is given: an alias, user@host or ssh://user@host:port")]
 
 
-_Processors = Annotated[
-    str,
-    BeforeValidator(str),  # 3 is a number to YAML
-    Text(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", "numbers of processors, as 0-15,32"),
-]
+def _numbers(given: object) -> tuple[int, ...]:
+    """Return the numbers of 0-15,32 in order; raise ValueError if it is of another form."""
+    numbers = set[int]()
+    for part in str(given).split(","):  # 3 alone is a number to YAML
+        match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", part)
+        of_part = range(int(match[1]), int(match[2] or match[1]) + 1) if match else ()
+        if not of_part:
+            raise ValueError("must be numbers of processors, as 0-15,32")
+        numbers.update(of_part)
+    return tuple(sorted(numbers))
+
+
+_Processors = Annotated[tuple[int, ...], BeforeValidator(_numbers)]
 _Option = Annotated[str, Text(r"--?[A-Za-z][^\0\n]*", "an option of sbatch, as --qos=low")]
 _OURS = (
     *("job-name", "export", "export-file", "parsable", "array", "wrap", "signal", "output", "error", "input", "chdir"),
@@ -170,7 +178,7 @@ def to_consent(entry: HostEntry, own: Path) -> dict[str, object]:
     if entry.file in ("", str(own)):
         return {}
     keys = {"local": not entry.ssh, "python": entry.python, "path_prepend": list(entry.path_prepend)}
-    keys["processors"] = entry.processors
+    keys["processors"] = list(entry.processors or ())
     if slurm := entry.slurm:
         build = dict(slurm.build or {})
         keys["slurm"] = [*slurm.options(), *Slurm(**{**build, "extra": tuple(build.get("extra", ()))}).options()]

@@ -108,7 +108,6 @@ def test_gpu_without_a_toolkit(machine: Callable[..., Facts]) -> None:
         ("CC", "gcc-99", "cc", "missing", "gcc-99, the CC of env: of dgx", EDIT),
         ("path_prepend", "/opt/bin", "path", "missing", "/opt/bin, a path_prepend: of dgx", EDIT),
         ("lock", "/srv/bench", "owner", "note", "/srv/bench, the folder of lock: of dgx", f"{SSH} mkdir -p /srv/bench"),
-        ("processors", "64,65", "processors", "missing", "64,65, in processors: of dgx", EDIT),
         ("root", "cannot be locked", "root", "missing", "cannot be locked", EDIT),
         ("setsid", "not found", "setsid", "missing", "not found", f"{SSH} sudo apt-get install util-linux"),
     ],

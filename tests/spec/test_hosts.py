@@ -20,7 +20,7 @@ def test_entries_and_defaults(tmp_path: Path) -> None:
         tmp_path / "hosts.yaml",
         "dgx: {ssh: dgx}\nbox: {local: true, root: ~/lab, python: python3.12}\n"
         "spark: {ssh: spark, path_prepend: /usr/local/cuda-13.0/bin, env: {CC: gcc-12}, lock: ~/owner}\n"
-        "half: {ssh: dgx, processors: '0-15,32'}\nfirst: {local: true, processors: 0}\n",
+        "half: {ssh: dgx, processors: '32,0-15,3'}\nfirst: {local: true, processors: 0}\n",
     )
     folders = ("/usr/local/cuda-13.0/bin",)
     assert load_hosts([path]) == {
@@ -28,8 +28,8 @@ def test_entries_and_defaults(tmp_path: Path) -> None:
         "dgx": HostEntry("dgx", "dgx"),
         "box": HostEntry("box", "", "~/lab", "python3.12"),
         "spark": HostEntry("spark", "spark", path_prepend=folders, env={"CC": "gcc-12"}, lock="~/owner"),
-        "half": HostEntry("half", "dgx", processors="0-15,32"),
-        "first": HostEntry("first", processors="0"),
+        "half": HostEntry("half", "dgx", processors=(*range(16), 32)),
+        "first": HostEntry("first", processors=(0,)),
     }
 
 
@@ -84,6 +84,7 @@ def test_what_a_project_may_say_with_consent(entry: str, keys: str, tmp_path: Pa
         ("dgx: {ssh: dgx, env: {LD_LIBRARY_PATH: /x}}\n", "changes which libraries load"),
         ("dgx: {ssh: dgx, path_prepend: [bin]}\n", "a path on the host"),
         ("dgx: {ssh: dgx, processors: all}\n", "must be numbers of processors, as 0-15,32"),
+        ("dgx: {ssh: dgx, processors: 15-0}\n", "must be numbers of processors, as 0-15,32"),
         ("dgx: {ssh: dgx, processors: 0-3, slurm: {}}\n", "cannot have processors: with slurm:"),
         ("dgx: {ssh: dgx, lock: owner}\n", "a path on the host"),
         ('dgx: {ssh: dgx, env: {CFLAGS: "-O2; id", X: "-O2; id"}}\n', "dgx.env: CFLAGS holds ';'"),

@@ -190,9 +190,10 @@ def test_settings_reach_the_agent(tmp_path: Path) -> None:
 def test_a_session_keeps_to_its_processors(tmp_path: Path) -> None:
     first = min(os.sched_getaffinity(0))
     transport = LocalTransport(str(tmp_path / "root"))
-    assert Host(transport, HostEntry("box", processors=str(first))).probe().facts.details["cpus"] == 1
-    with pytest.raises(RemoteError, match="box has none of the processors") as caught:
-        Host(transport, HostEntry("box", processors="9998-9999")).probe()
+    details = Host(transport, HostEntry("box", processors=(first,))).probe().facts.details
+    assert (details["cpus"], details["processors"]) == (1, [first])
+    with pytest.raises(RemoteError, match="box lacks processor 9998, which its entry") as caught:
+        Host(transport, HostEntry("box", processors=(first, 9998, 9999))).probe()
     assert caught.value.next == "ls -l /sys/devices/system/cpu"
 
 
