@@ -221,6 +221,7 @@ def find(lab: Lab, text: str | None, where: str | None) -> tuple[Host, str]:
 
     Raises:
         UsageError: if there is no such job, or more than one.
+        SpecError: if no hosts.yaml names its host.
     """
     if text is None:
         return _only_running(lab, where)
@@ -228,7 +229,15 @@ def find(lab: Lab, text: str | None, where: str | None) -> tuple[Host, str]:
         job_id = only_match(
             lab.store.job_ids(text), text, " in this record; for one that another started, add --host HOST"
         )
-        return lab.connect(lab.store.job(job_id).host), job_id
+        job = lab.store.job(job_id)
+        try:
+            return lab.connect(job.host), job_id
+        except SpecError as error:
+            if job.state != "lost":
+                raise
+            message = f"the record has job {job_id} as lost, and its host cannot be asked: {error.message}"
+            details = f"to ask it again: {error.next}\n{error.details}"
+            raise SpecError(message, next=f"dgxlab report {job_id}", details=details) from error
     host = lab.connect(where)
     matching = matching_ids([job.job_id for job in host.jobs()], text)
     return host, only_match(matching, text, f" on host {where}", next=f"dgxlab jobs --host {where}")

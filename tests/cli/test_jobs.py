@@ -39,7 +39,7 @@ def interrupt(child: subprocess.Popen[str], when: str = "runs on local") -> tupl
         seen += line
     os.killpg(child.pid, signal.SIGINT)
     _, rest = child.communicate(timeout=60)
-    (job,) = [line.split()[1] for line in seen.splitlines() if line.endswith("runs on local")]
+    (job,) = [line.split()[1] for line in seen.splitlines() if re.search(r" runs on \w+$", line)]
     return job, seen + rest
 
 
@@ -178,15 +178,24 @@ def test_a_first_record_is_made_for_a_job_of_a_host(project: Project, tmp_path: 
 
 @pytest.mark.usefixtures("hold")
 def test_killed_agent_is_lost_and_reported(project: Project) -> None:
-    job, _ = interrupt(project.spawn("run", slow(project), "--again"), when="gate MUL_MAT")
+    project.hosts.write_text("box: {local: true}\n")
+    job, _ = interrupt(project.spawn("run", slow(project), "--again", "--host", "box"), when="gate MUL_MAT")
     started = json.loads((project.machine.home / ".dgxlab" / "jobs" / job / "started").read_text())
     os.kill(started["pid"], signal.SIGKILL)
     attached = project.run("attach", job)
-    assert (attached.rc, attached.next) == (12, "dgxlab run slow --host local")
+    assert (attached.rc, attached.next) == (12, "dgxlab run slow --host box")
     assert attached.error.startswith(f"job {job} was lost")
     assert "| MUL_MAT | CPU | 4/4 |" in attached.out
     row = listed(project, job)
     assert (row["on_host"], row["recorded"]) == ("lost", "lost")
+    project.hosts.unlink()
+    for words in (["attach"], ["cancel"], ["logs", "-f"]):
+        ran = project.run(*words, job)
+        unknown = "host box is not known: no hosts.yaml names it; known: local"
+        assert ran.error == f"the record has job {job} as lost, and its host cannot be asked: {unknown}"
+        assert (ran.rc, ran.next) == (9, f"dgxlab report {job}")
+        assert "\n  to ask it again: dgxlab host add box\n" in ran.err
+    project.ok("report", job)
 
 
 @pytest.mark.usefixtures("hold")
