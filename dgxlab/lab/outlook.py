@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 import shlex
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dgxlab import judgement, plan, stats
-from dgxlab.agent.facts import gather
+from dgxlab.agent.facts import host_id
 from dgxlab.chains import comparisons, shortest_burn_in
 from dgxlab.errors import AGAIN, SpecError
 from dgxlab.model import (
     BuildStep,
     ChainStep,
-    Device,
     Experiment,
     GateStep,
     ModelStep,
@@ -28,7 +26,6 @@ from dgxlab.model import (
     canonical,
     gpu_backends,
     model_read,
-    to_json,
 )
 from dgxlab.store import Store, gate_digest
 from dgxlab.units import duration
@@ -114,14 +111,13 @@ def outlook(store: Store, experiment: Experiment, source: Source, effect: float)
 def device_on(store: Store, host: str, job: Plan) -> str:
     """Return the id of the device that was last recorded for a host, of the kind that a job needs; "" if none was.
 
-    `local` may have been another machine in the record: its device is that of this one.
+    `local` may have been another machine in the record: only devices of this one are its own.
     """
-    if host == "local":
-        return Device.of(to_json(gather()), job.arms[0].cmake).id if sys.platform == "linux" else ""
     rows = store.rows(
         """SELECT device_id FROM arms JOIN jobs USING (job_id) JOIN devices USING (device_id)
-           WHERE host = ? AND (uuids <> '[]') = ? ORDER BY intent_at DESC LIMIT 1""",
-        (host, bool(gpu_backends(job.arms[0].cmake))),
+           WHERE host = ? AND (uuids <> '[]') = ? AND devices.host_id = coalesce(?, devices.host_id)
+           ORDER BY intent_at DESC LIMIT 1""",
+        (host, bool(gpu_backends(job.arms[0].cmake)), host_id() if host == "local" else None),
     )
     return str(rows[0]["device_id"]) if rows else ""
 

@@ -1,7 +1,9 @@
 """Where a job is, told with its progress: at the start, and after a second client has joined it."""
 
 import math
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from dgxlab.units import duration
 from tests import journals, toy
 from tests.journals import read, told
 from tests.lab.conftest import Event, ToyLab, kinds
+from tests.machines import script
 from tests.store.conftest import measured
 
 
@@ -78,13 +81,20 @@ def test_a_gate_takes_as_long_as_it_did_and_a_new_one_as_long_as_one_of_its_op(t
     assert (times["gate:0"], times["gate:1"]) == (took["known"], took["other"])
 
 
-def test_local_is_this_machine_whatever_the_record_calls_so(toy_lab: ToyLab) -> None:
+def test_local_is_this_machine_whatever_the_record_calls_so(
+    toy_lab: ToyLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To look for its device starts no program, as a job may be measuring."""
     toy_lab.run_well()
+    for name in ("cc", "cmake", "nvidia-smi"):
+        script(tmp_path / "bin" / name, f"#!/bin/sh\ntouch {tmp_path}/started; kill -KILL $$\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     store = toy_lab.lab.store
     here = store.rows("SELECT device_id FROM arms")[0]["device_id"]
     measured(store, journals.Journal(journals.plan("job-1")).job().build())
     assert store.devices("job-1")["toy"].id == journals.device()
     assert device_on(store, "local", store.job("job-1").plan) == here
+    assert not (tmp_path / "started").exists()
 
 
 def test_what_both_arms_need_is_made_once(toy_lab: ToyLab) -> None:
