@@ -52,8 +52,13 @@ class Progress:
         elif isinstance(event, events.ProgressEvent) and step in self.steps:
             event = replace(event, note=f"{self._place(event.t)}: {event.note}")
         elif isinstance(event, events.ChainEvent) and event.left_s:
-            later, note = self._later(), "; ".join(filter(None, (event.note, "what follows is not counted")))
-            event = replace(event, note=note) if later is None else replace(event, left_s=event.left_s + later)
+            later, note = self._later(), ""
+            if later is None:
+                note = "what follows is not counted"
+            elif self._chooses(self.steps[self._at][0] + 1):
+                note = "a chain that follows is counted with its fewest cycles"
+            notes = "; ".join(filter(None, (event.note, note)))
+            event = replace(event, left_s=event.left_s + (later or 0.0), note=notes)
         self.watch(event)
 
     def _place(self, now: float, *, begins: bool = False) -> str:
@@ -69,10 +74,16 @@ class Progress:
         if left < 0:  # it takes longer than before
             return place
         left += later
-        return f"{place}, {duration(left)} left" if left >= 1 else place
+        least = "at least " if self._chooses(number) else ""
+        return f"{place}, {least}{duration(left)} left" if left >= 1 else place
 
     def _later(self) -> float | None:
         """Return how long the steps after the present one take; None if that of one is not known."""
         number, _ = self.steps[self._at]
         later = [self.took[each] for each, (place, _) in self.steps.items() if place > number]
         return None if None in later else sum(filter(None, later))
+
+    def _chooses(self, first: int) -> bool:
+        """Return whether a chain from this step on chooses its cycles: it is counted with the fewest."""
+        rest = (step for number, step in self.steps.values() if number >= first)
+        return any(isinstance(step, ChainStep) and not step.cycles for step in rest)

@@ -14,6 +14,7 @@ from dgxlab.lab.jobs import adopt, follow
 from dgxlab.lab.outlook import device_on, expected, least_s, shared
 from dgxlab.lab.progress import Progress
 from dgxlab.model import BuildStep, ChainStep, DerivedModel, GateStep, Session, events
+from dgxlab.store import Store
 from dgxlab.units import duration
 from tests import journals, toy
 from tests.journals import read, told
@@ -65,6 +66,28 @@ def test_a_chain_counts_what_follows_it(toy_lab: ToyLab) -> None:
             added[event["id"]].append((event["left_s"] - own["left_s"], event["note"]))
     assert {note for _, note in added["chain:0"]} == {"what follows is not counted"}
     assert [more for more, _ in added["chain:1"]] == [pytest.approx(gates)] * len(added["chain:1"])
+
+
+@pytest.mark.parametrize(
+    ("cycles", "place", "note"),
+    [
+        (0, "at least 1 min 20 s left", "a chain that follows is counted with its fewest cycles"),
+        (5, "1 min 20 s left", ""),
+    ],
+)
+def test_a_chain_that_chooses_its_cycles_may_take_longer(store: Store, cycles: int, place: str, note: str) -> None:
+    steps = [journals.chain_step(size, (journals.cell(size),), cycles=cycles) for size in (512, 1024)]
+    measured(store, journals.Journal(job := journals.session_plan("J", *steps)))
+    seen: list[Any] = []
+    progress = Progress(store, store.job(job.job_id), seen.append)
+    progress.took = dict.fromkeys(progress.steps, 0.0) | {step.id: 40.0 for step in steps}
+    progress.see(events.StepEvent(id=job.steps[0].id, kind="build", state="started"))
+    assert seen[0].note.endswith(f", {place}")
+    left = dict.fromkeys(("done", "total", "valid", "cycles"), 9) | {"drift": None, "conditions": {}, "left_s": 10.0}
+    for step in steps:
+        progress.see(events.ChainEvent(id=step.id, state="running", role="baseline", cycle=2, note="", **left))
+    told = [(event.left_s, event.note) for event in seen if isinstance(event, events.ChainEvent)]
+    assert told == [(50.0, note), (10.0, "")]
 
 
 def test_a_gate_takes_as_long_as_it_did_and_a_new_one_as_long_as_one_of_its_op(toy_lab: ToyLab) -> None:
