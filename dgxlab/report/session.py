@@ -157,9 +157,11 @@ def _gate_failed(store: Store, job: Job) -> bool:
 
 
 def _compares_the_same(store: Store, newest: Job, job: Job) -> bool:
-    """Return whether a session compares the same as the newest, which may have ended before it had all its devices."""
-    devices, others = ({each.id for each in store.devices(of.job_id).values()} for of in (newest, job))
-    return newest.host == job.host and devices <= others and newest.plan.compared == job.plan.compared
+    """Return whether a session compares the same as the newest, which may have ended before it had all of it."""
+    sql = """SELECT arm, build_id, device_id FROM arms WHERE job_id = :job UNION ALL
+             SELECT name, model_id, '' FROM inputs WHERE job_id = :job"""
+    had, others = ({tuple(row.values()) for row in store.rows(sql, {"job": of.job_id})} for of in (newest, job))
+    return newest.host == job.host and had <= others and newest.plan.compared == job.plan.compared
 
 
 def invalid_since(store: Store, newer: Job) -> str:

@@ -9,7 +9,7 @@ import pytest
 from dgxlab import judgement, stats
 from dgxlab import plan as planning
 from dgxlab.errors import UsageError
-from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, ChainStep, to_json
+from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, ChainStep, digest, to_json
 from dgxlab.model import Session as SessionSpec
 from dgxlab.report import (
     Number,
@@ -327,18 +327,19 @@ def test_an_invalid_rerun_does_not_replace_a_verdict(store: Store, far: str, end
         assert text in flat(render_page(shown))
 
 
-@pytest.mark.parametrize("what", ["gate", "env", "device", "protocol", "kind"])
+@pytest.mark.parametrize("what", ["gate", "env", "device", "protocol", "kind", "compiler", "file"])
 def test_what_is_invalid_and_new_is_shown(store: Store, what: str) -> None:
     """A gate that failed, and a session that compares something else."""
     held(store)
     changes = {
-        "gate": {},
         "env": {"candidate": {"env": {"GGML_CUDA_W4A16": "2"}}},
         "device": {"host": OTHER},
         "protocol": {"protocol": 2},
         "kind": {"kind": "screen"},
+        "compiler": {"host": replace(H200, toolchain=replace(H200.toolchain, cc="gcc (GCC) 99"))},
     }
-    newer = session_of_two(store, B, bench=STREAM, **changes[what]).build()
+    model = {"model_id": digest("a new file at its path")} if what == "file" else {}
+    newer = session_of_two(store, B, bench=STREAM, **changes.get(what, {})).build(**model)
     if what == "gate":
         newer.gates(passed=1101, status="failed", reasons=["1101 of 1103"], failed=[])
     newer.end("cancelled", 130)
