@@ -17,6 +17,7 @@ from dgxlab import judgement, stats, units
 from dgxlab.errors import SpecError
 from dgxlab.judgement import Judged
 from dgxlab.model import BASELINE, CANDIDATE, Device, RunStep, canonical, model_read
+from dgxlab.model.reasons import says_not_engaged
 from dgxlab.report.ask import Ask, CellAsk, label, of_session
 from dgxlab.report.records import Conditions, Number, Row, grouped, labels_of, some
 from dgxlab.store import FLAWED, RECORDED, REJECTED, UNCOUNTED
@@ -150,6 +151,13 @@ class Evidence:
         measured = {cell.ask.identity for cell in self.measured}
         return [ask for ask in self.ask.cells if ask.identity not in measured]
 
+    @property
+    def runs(self) -> list[RecordRow]:
+        """The runs of the cells that were asked for: those that do not count, then those that measured them."""
+        asked = {ask.identity for ask in self.ask.cells}
+        lost = [run for run, asks in reversed(self.lost) if not asked.isdisjoint(ask.identity for ask in asks)]
+        return [*lost, *(cell.run for cell in self.measured)]
+
     def older(self, cells: Sequence[Measured]) -> Iterator[str]:
         """Yield a note for each gate that has failed since these cells were measured."""
         for gate in self.gates.values():
@@ -175,13 +183,25 @@ def arms_of_job(store: Store, job: Job) -> dict[str, Evidence]:
     }
 
 
-def engaged_rows(ask: Ask, ran: Collection[str]) -> list[Row]:
-    """Return the rows of an arm's `engaged` gates, given the tools that have valid runs: these had their markers."""
+def engaged_rows(ask: Ask, runs: Collection[RecordRow]) -> list[Row]:
+    """Return the rows of an arm's `engaged` gates, given its runs; a valid one had the markers of its tool.
+
+    One without fails a gate, unless another run of the same tool and model is valid.
+    """
+    valid = {(run["tool"], run["model_id"]) for run in runs if run["status"] == "valid"}
+    lost = [run for run in runs if (run["tool"], run["model_id"]) not in valid]
     rows: list[Row] = []
     for marker, tools in grouped((marker, tool) for tool, each in ask.markers.items() for marker in each).items():
-        had, asked = [tool for tool in tools if tool in ran], f"{marker!r} on stderr"
-        words = {"found": f"{asked} of each valid run of {', '.join(had)}"} if had else {"asked": asked}
-        rows.append({"gate": "engaged", **words, "status": "passed" if had else "not run"})
+        reasons = {run["reason"]: run["tool"] for run in lost if run["tool"] in tools}
+        idle = [why for why in reasons if says_not_engaged(why) and repr(marker) in why]
+        had, asked = [tool for tool in tools if tool in dict(valid)], f"{marker!r} on stderr"
+        if idle:
+            rows.append({"gate": "engaged", "found": "; ".join(idle), "status": "failed"})
+        elif had and {*reasons.values()} <= {*had}:
+            found = f"{asked} of each valid run of {', '.join(had)}"
+            rows.append({"gate": "engaged", "found": found, "status": "passed"})
+        else:
+            rows.append({"gate": "engaged", "asked": asked, "status": "not run"})
     return rows
 
 

@@ -32,7 +32,7 @@ ENDS = {
 }
 """What it means that a session is in a state other than done."""
 
-RUNS = """SELECT run_id, chain, role, cycle, position, arm, tool, status, reason, started, seconds,
+RUNS = """SELECT run_id, chain, role, cycle, position, arm, tool, model_id, status, reason, started, seconds,
                  json_extract(inflated(before), '$.pinned') AS pinned
           FROM chain_runs JOIN runs USING (run_id) WHERE job_id = ? ORDER BY position"""
 
@@ -96,11 +96,10 @@ class ChainSession:
         """Return the tables of the gates of both arms."""
         gates = self._gates()
         leads = [{"arm": step.arm, "when": _when(step), "env": env_text(step.env)} for step, _ in gates]
-        valid = [run for run in self.runs if run["status"] == "valid"]
         engaged = [
             {"arm": arm.name, "when": "during", **row}
             for arm in filter(None, (self.baseline, self.candidate))
-            for row in engaged_rows(arm.ask, {run["tool"] for run in valid if run["arm"] == arm.name})
+            for row in engaged_rows(arm.ask, [run for run in self.runs if run["arm"] == arm.name])
         ]
         results = []
         every = [((step.gate, step.env), row) for step, row in gates]

@@ -207,9 +207,9 @@ CHECK_COLUMNS = columns("gate env against sizes found asked status", sizes="toke
 def gate_tables(evidence: Evidence) -> list[Table]:
     """Return the tables of the gates that an arm should have passed."""
     gates = [(gate, evidence.gates.get(digest)) for digest, gate in evidence.ask.gates.items()]
-    ran = {cell.ask.cell.tool: cell.run["job_id"] for cell in evidence.measured}
+    ran = {run["tool"]: run["job_id"] for run in evidence.runs}
     results = []
-    for title, asked, shown, rows in gate_rows(gates, engaged=engaged_rows(evidence.ask, ran)):
+    for title, asked, shown, rows in gate_rows(gates, engaged=engaged_rows(evidence.ask, evidence.runs)):
         jobs = [row["job_id"] for (gate, _), row in gates if row and gate in asked]
         jobs += [ran[tool] for tool in evidence.ask.markers if tool in ran and title == MODEL_GATES]
         source = provenance(evidence, jobs, [gate.model for gate in asked if not isinstance(gate, ParityGate)])

@@ -12,7 +12,7 @@ from dgxlab.store import Store
 from dgxlab.tools import BackendOpsBench, BatchedBench, LlamaBench
 from dgxlab.tools.llama_bench import name_of_test
 from dgxlab.units import MISSING as DASH
-from tests.report.worlds import Session, Tool, h200, numbers
+from tests.report.worlds import Session, Tool, fails, h200, numbers, valid
 
 JOB = "20261120-103000-h200-a"
 
@@ -66,6 +66,19 @@ def test_what_a_gate_must_find_on_stderr_is_beneath(store: Store) -> None:
         assert [(note in page, f"| engaged | {status} |" in page) for page in pages] == [(True, True)] * 2
         session.gates().runs().end()
     assert "\n- engaged: 'gemv: on' on stderr of each valid run of llama-bench\n" in pages[0]
+
+
+def test_a_marker_that_one_tool_did_not_print_fails_its_gate(store: Store) -> None:
+    """Whether runs that ended before printed another marker too is not known."""
+    gates, why = (EngagedGate("gemv: on"), EngagedGate("gemm: on")), "'gemv: on' is not on llama-bench's stderr"
+    session = Session(store, h200(gates=gates, bench=h200().bench[:2]), JOB).build().runs(only=("backend-ops",))
+    ends = (fails("killed"), fails(f"the path under test did not run: {why}", "discarded"), valid)
+    for end, status in zip(ends, (["not run"] * 2, ["failed", "not run"], ["passed"] * 2), strict=True):
+        session.runs(ends=end, only=("llama-bench",)).save()
+        table = collect(store, "h200").tables[0]
+        assert [row["status"] for row in table.rows] == status
+        assert table.provenance.sessions == (JOB,)
+        assert (why in str(table.rows[0].get("found"))) == (status[0] == "failed")
 
 
 def test_op_columns_come_in_the_order_of_a_gemm(store: Store) -> None:

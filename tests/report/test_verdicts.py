@@ -9,7 +9,7 @@ import pytest
 from dgxlab import judgement, stats
 from dgxlab import plan as planning
 from dgxlab.errors import UsageError
-from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, ChainStep, digest, to_json
+from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, ChainStep, EngagedGate, digest, to_json
 from dgxlab.model import Session as SessionSpec
 from dgxlab.report import (
     Number,
@@ -28,7 +28,7 @@ from dgxlab.report.cells import layout
 from dgxlab.store import Store
 from dgxlab.tools import LlamaBench
 from tests.journals import CAPPED, CLOCK, THROTTLED, source
-from tests.report.worlds import CYCLES, H200, Session, h200, numbers, places, session_of_two
+from tests.report.worlds import CYCLES, H200, RECIPE, Session, h200, numbers, places, session_of_two
 
 A, B = "20261120-103000-h200-a", "20261120-114500-h200-b"
 STREAM = (LlamaBench("q4k", (512,), (32,), {"n_ubatch": (2048,)}),)
@@ -77,6 +77,21 @@ def test_numbers_are_in_the_json_twin(store: Store) -> None:
     assert row["noise_floor_pct"] == pytest.approx(0.34, abs=0.01)
     assert twin["tables"][1]["candidate"]["experiment"] == "w4a16"
     assert [each["what"] for each in twin["differences"]] == ["series", "cmake", "env"]
+
+
+def test_a_marker_is_shown_as_missing_where_the_runs_of_one_model_lacked_it(store: Store) -> None:
+    """The baseline need not print it, and has no row."""
+    bench = [LlamaBench(model, (512,), ()) for model in ("q4k", "q40")]
+    models = {"q4k": RECIPE, "q40": replace(RECIPE, quant="Q4_0")}
+    candidate = {"gates": (EngagedGate("w4a16: on"),)}
+    session = session_of_two(store, A, bench=bench, gates=(), models=models, candidate=candidate).build()
+    why = "the path under test did not run: 'w4a16: on' is not on llama-bench's stderr"
+    for chain, lacking in zip(session.plan.chains, ({}, {"status": "discarded", "reason": why}), strict=True):
+        for role, cycle in places(2):
+            session.place(chain, role, cycle, 1000.0, **(lacking if role == CANDIDATE else {}))
+    session.end("failed", 10)
+    (row,) = collect_session(store, A).tables[0].rows
+    assert (row["arm"], row["gate"], row["status"], row["found"]) == ("w4a16", "engaged", "failed", why)
 
 
 def test_a_session_is_found_by_its_name_and_by_its_id(store: Store) -> None:
