@@ -206,7 +206,7 @@ class _Sheet:
 
 
 def _omitted(tables: Sequence[Table], failures: Sequence[Failure]) -> str:
-    """Return how much is shown with --wide alone, and the command that lists it; "" for nothing."""
+    """Return how much is shown with --wide alone, and what lists it; "" for nothing."""
     cycles = {(table.provenance.sessions, each.chain, each.cycle) for table in tables for each in table.discards}
     counts = Counter({("cycle", "discarded"): len(cycles)})
     runs = [failure for failure in failures if failure.kind != "session"]
@@ -216,11 +216,10 @@ def _omitted(tables: Sequence[Table], failures: Sequence[Failure]) -> str:
     noted = [table for table in tables if table.discards or not all(flag.hard for flag in table.flags)]
     sessions = {name for table in noted for side in _sides(table) for name in side.provenance.sessions}
     sessions |= {run.session for run in runs}
-    experiments = {side.provenance.experiment for table in tables for side in _sides(table)}
-    name = alias(*sessions) if len(sessions) == 1 else "SESSION"  # Sources have their names
-    if len(sessions) > 1 and len(experiments) == 1:
-        (name,) = experiments
-    return f"{', '.join(parts)}: see dgxlab report {name} --wide" if parts else ""
+    names = [alias(session) for session in sorted(sessions)]
+    where = f"dgxlab report {names[0]} --wide" if len(names) == 1 else ""
+    where = where or f"them with --wide, or dgxlab report --wide of {', '.join(names)}"
+    return f"{', '.join(parts)}: see {where}" if parts else ""
 
 
 def _choose(table: Table, names: Sequence[str], *, wide: bool) -> tuple[list[Column], Row]:

@@ -153,8 +153,8 @@ def test_what_does_not_count_is_counted() -> None:
     )
     report = Report("x", "", (table({"model": "m"}, flags=flags),), (), failures)
     page, wide = render(report), render(report, wide=True)
-    of_several = "1 run failed (counted later), 1 gate failed, 2 flags: see dgxlab report toy --wide"
-    assert f"\n{of_several}\n" in page
+    where = "see them with --wide, or dgxlab report --wide of -toy-a, abc123"
+    assert f"\n1 run failed (counted later), 1 gate failed, 2 flags: {where}\n" in page
     of_one = render(replace(report, tables=()))
     assert "\n1 run failed (counted later), 1 gate failed: see dgxlab report abc123 --wide\n" in of_one
     assert "\n- **hard event** in every row: hot\n" in page
