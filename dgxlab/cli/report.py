@@ -180,7 +180,7 @@ def _subject(opened: Store, form: str, named: Sequence[str], given: Mapping[str,
     elif form == "imported":
         words = {"file": named}
     elif not named and form == "verdicts":
-        sql = "SELECT job_id FROM verdicts JOIN jobs USING (job_id) ORDER BY intent_at DESC, job_id DESC LIMIT 1"
+        sql = "SELECT job_id FROM verdict_list ORDER BY verdict = 'invalid', intent_at DESC, job_id DESC LIMIT 1"
         words = {"session": [row["job_id"] for row in opened.rows(sql)]}
         if not words["session"]:
             raise UsageError("no session has a verdict yet", next="dgxlab ab --help")
@@ -188,7 +188,7 @@ def _subject(opened: Store, form: str, named: Sequence[str], given: Mapping[str,
         if not named and form not in WITHOUT_NAMES:
             from dgxlab import report
 
-            named = report.newest_arms(opened, form)
+            named = report.newest_arms(opened, form, given.get("host"))
         sessions = {name: _session(opened, name) for name in dict.fromkeys(named)}
         words = {
             "session": [session for name in named if (session := sessions[name])],

@@ -64,22 +64,23 @@ _WITH_RUNS = f"""SELECT job_id, arm FROM runs LEFT JOIN chain_runs USING (run_id
 _WITH_GATES = "SELECT job_id, arm FROM gates UNION SELECT job_id, arm FROM checks"
 
 
-def newest_arms(store: Store, form: str) -> list[str]:
+def newest_arms(store: Store, form: str, host: str | None = None) -> list[str]:
     """Return the experiment, or both arms, of the newest session that has results for a form; of a fleet's but one.
 
-    Raises UsageError if none has any.
+    Raises UsageError if none has any, on the host where one is given.
     """
     fitting = {"gates": _WITH_GATES, "provenance": "SELECT job_id, arm FROM arms"}.get(form, _WITH_RUNS)
     forms = {"steps": ("ops", "single-stream"), "fleet": tuple(BY_FORM)}.get(form, (form,))
     tools = [BY_FORM[each] for each in forms if each in BY_FORM]
     rows = store.rows(
         f"""SELECT job_id, arm FROM arms JOIN jobs USING (job_id)
-            WHERE (job_id, arm) IN ({fitting}) AND job_id NOT IN ({REJECTED})
+            WHERE (job_id, arm) IN ({fitting}) AND job_id NOT IN ({REJECTED}) AND host = coalesce(:host, host)
             ORDER BY intent_at DESC, job_id DESC, arms.rowid""",  # noqa: S608 - our own
-        {"tools": json.dumps(tools)},
+        {"tools": json.dumps(tools), "host": host},
     )
     if not rows:
-        raise UsageError(f"{store.path} has no session with results for form={form}", next="dgxlab run --help")
+        where = f"form={form} on {host!r}" if host else f"form={form}"
+        raise UsageError(f"{store.path} has no session with results for {where}", next="dgxlab run --help")
     names = [row["arm"] for row in rows if row["job_id"] == rows[0]["job_id"]]
     return names[:1] if form == "fleet" else names
 

@@ -21,6 +21,8 @@ from dgxlab.store import Store
 from tests.cli.conftest import Project, Ran, shown_on
 from tests.conftest import PROJECT
 from tests.report.test_markdown import tokens
+from tests.report.test_verdicts import STREAM, B, held
+from tests.report.worlds import session_of_two
 
 BLOCK = "<!-- dgxlab:report form={} -->\n<!-- /dgxlab -->\n"
 PLAN = f"# Plan\r\n\nprose\n{BLOCK.format('ops experiment=toy')}\n{BLOCK.format('gates experiment=toy')}no last newline"
@@ -126,19 +128,31 @@ def test_the_next_command_names_no_file_of_another_project(project: Project) -> 
 
 def test_a_form_alone_is_of_what_ran_last_with_such_numbers(measured: Project, tmp_path: Path) -> None:
     forms = ("ops", "steps", "gates")
-    plain = {form: measured.ok("report", "--form", form).out for form in forms}
+    plain = {form: measured.ok("report", "--form", form).out for form in (*forms, "concurrency")}
     newer = tmp_path / "newer.db"
     newer.write_bytes((measured.folder / "results.db").read_bytes())
     changed = {"job_id": "'20991231-000000-idle-aaaaaa'", "run_id": "run_id || 'x'", "intent_at": "intent_at + 9"}
-    changed |= {"name": "'idle'", "arm": "'idle'"}
+    changed |= {"name": "'idle'", "arm": "'idle'", "host": "'other'"}
     with sqlite3.connect(newer) as db:
         for table, where in (("jobs", "1"), ("arms", "1"), ("runs", "tool = 'batched-bench'")):
             columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
             chosen = ", ".join(changed.get(column, column) for column in columns)
             db.execute(f"INSERT INTO {table} SELECT {chosen} FROM {table} WHERE {where}")  # noqa: S608 - our own
     assert "| aaaaaa | run |" in measured.run("report", "--db", str(newer)).out
-    assert {form: measured.run("report", "--form", form, "--db", str(newer)).out for form in forms} == plain
+    assert all(measured.run("report", "--form", form, "--db", str(newer)).out == plain[form] for form in forms)
+    here = ("report", "--form", "concurrency", "--db", str(newer), "--host")
+    assert measured.ok(*here, "local").out == plain["concurrency"]
+    assert measured.run(*here, "none").error.endswith("has no session with results for form=concurrency on 'none'")
     assert measured.run("report", "--form", "profile").error.endswith("has no session with results for form=profile")
+
+
+def test_verdicts_alone_are_the_newest_that_are_not_invalid(project: Project) -> None:
+    with Store.open(project.folder / "results.db") as store:
+        held(store)
+        verdicts = project.ok("report", "--form", "verdicts").out
+        session_of_two(store, B, bench=STREAM).build().gates().end("cancelled", 130)
+    assert "invalid" in project.ok("report", B).out
+    assert project.ok("report", "--form", "verdicts").out == verdicts
 
 
 def test_a_gate_that_set_has_changed_is_not_of_the_experiment(measured: Project) -> None:
