@@ -38,8 +38,8 @@ def note_unknown_host(name: str, out: Out) -> None:
 def describe(plan: Plan, expected: Mapping[str, float | None]) -> str:
     """Return a plan as text; what only the host knows is a {placeholder}.
 
-    `expected` has the seconds that each step took there, by its id: a build at most, the others the last time; None if
-    that is not known.
+    `expected` has the seconds that each step took there, by its id: a build at most, the others the last time, but a
+    chain that chooses its cycles those of the shortest; None if that is not known.
     """
     lines = [f"experiment {plan.name}"]
     for arm in plan.arms:
@@ -54,8 +54,13 @@ def describe(plan: Plan, expected: Mapping[str, float | None]) -> str:
             if first != step.id:
                 head, rest = f"[{step.id}] the same as {first}", []
         took = expected.get(step.id)
-        when = "the longest so far" if isinstance(step, model.BuildStep) else "the last time"
-        lines += ["", head if not took else f"{head}; {duration(took)} {when}", *rest]
+        if took and isinstance(step, ChainStep) and not step.cycles:
+            head += f"; {duration(took)} or more"
+        elif took:
+            head += (
+                f"; {duration(took)} {'the longest so far' if isinstance(step, model.BuildStep) else 'the last time'}"
+            )
+        lines += ["", head, *rest]
     single = sum(len(step.cells) for step in plan.steps if isinstance(step, RunStep))
     cells = single + sum(len(chain.baseline.cells) for chain in plan.chains)
     known = [took for took in expected.values() if took is not None]

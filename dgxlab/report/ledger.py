@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dgxlab import judgement, units
 from dgxlab.errors import UsageError
-from dgxlab.judgement import NOT_PROMOTED
+from dgxlab.judgement import NOT_PROMOTED, Judged
 from dgxlab.report import ask as asking
 from dgxlab.report.arms import by_environment, distinct_asks, of_forms, settings_with_model, side_by_side
 from dgxlab.report.ask import CellAsk, Query, op_params
@@ -19,7 +19,7 @@ from dgxlab.report.records import Column, Number, Origin, Provenance, Row, Table
 from dgxlab.report.session import WORDS, invalid_since, newest_with_verdicts, older
 from dgxlab.report.tables import OPS, SINGLE_STREAM, common, provenance, sort_key
 from dgxlab.report.verdicts import PREFIX
-from dgxlab.stats import VERDICTS, Verdict, speedup
+from dgxlab.stats import VERDICTS, speedup
 from dgxlab.store import REJECTED, alias
 from dgxlab.tools import BY_FORM
 from dgxlab.tools.llama_bench import name_of_test
@@ -60,20 +60,22 @@ def _newest_outcome(store: Store, candidate: str, baseline: str = "") -> _Outcom
         for each in judged
         if each.verdict.effect is not None
     }
-    return _Outcome(job.job_id, job.kind, job.protocol, word, promoted, "; ".join(_because(verdicts)), gains, newer)
+    return _Outcome(job.job_id, job.kind, job.protocol, word, promoted, "; ".join(_because(judged)), gains, newer)
 
 
-def _because(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    groups = grouped((verdict.verdict, verdict) for verdict in verdicts)
-    for word in sorted(groups, key=VERDICTS.index):
-        gains = sorted(speedup(each.effect, each.better) for each in groups[word] if each.effect is not None)
+def _because(judged: Sequence[Judged]) -> Iterator[str]:
+    groups = grouped(((each.verdict.verdict, each.promoted), each.verdict) for each in judged)
+    for word, promoted in sorted(groups, key=lambda key: (VERDICTS.index(key[0]), not key[1])):
+        verdicts = groups[word, promoted]
+        gains = sorted(speedup(each.effect, each.better) for each in verdicts if each.effect is not None)
         ends = dict.fromkeys(units.change(gain) for gain in gains[:1] + gains[-1:])
         around = f" ({' to '.join(ends)} % in speed)" if ends else ""
-        first = next((reason for each in groups[word] for reason in judgement.reasons(each)), "")
-        reasons = (reason for each in groups[word] for reason in each.reasons)
+        first = next((reason for each in verdicts for reason in judgement.reasons(each)), "")
+        reasons = (reason for each in verdicts for reason in each.reasons)
         held = next((reason for reason in reasons if reason.startswith(NOT_PROMOTED)), "")
         why = ", ".join(dict.fromkeys(filter(None, (first if word == "invalid" else "", held))))
-        yield f"{len(groups[word])} of {len(verdicts)} {word}{around}" + (f": {why}" if why else "")
+        label = f"{word} and promoted" if promoted else word
+        yield f"{len(verdicts)} of {len(judged)} {label}{around}" + (f": {why}" if why else "")
 
 
 STATUS = {

@@ -187,7 +187,7 @@ class PerplexityGate(ModelGate):
             if "kld" in (short := readings.get(SHORT, {})):
                 yield f"KLD at n_ctx {self.n_ctx_short} {short['kld']:.6f}"
             if self.n_ubatch >= self.n_ctx:
-                yield "vacuous for recurrent states: each context is one ubatch, which reads none that was stored"
+                yield "of recurrent states it shows nothing: each context is one ubatch, which reads none stored"
             yield f"perplexity {arm['ppl_ratio']:.6f} times the reference's"
 
 

@@ -113,7 +113,7 @@ def test_what_was_read_is_shown() -> None:
 @pytest.mark.parametrize(("n_ubatch", "vacuous"), [(1, False), (511, False), (512, True), (4096, True)])
 def test_a_gate_that_reads_no_stored_state_says_so(n_ubatch: int, vacuous: bool) -> None:
     told = "; ".join(replace(LIMIT, n_ubatch=n_ubatch).shown(alone(compared(0.001))))
-    assert ("vacuous for recurrent states" in told) == vacuous
+    assert ("of recurrent states it shows nothing" in told) == vacuous
 
 
 def test_a_program_of_the_build_is_run_on_a_model() -> None:
