@@ -54,13 +54,9 @@ def describe(plan: Plan, expected: Mapping[str, float | None]) -> str:
             if first != step.id:
                 head, rest = f"[{step.id}] the same as {first}", []
         took = expected.get(step.id)
-        if took and isinstance(step, ChainStep) and not step.cycles:
-            head += f"; {duration(took)} or more"
-        elif took:
-            head += (
-                f"; {duration(took)} {'the longest so far' if isinstance(step, model.BuildStep) else 'the last time'}"
-            )
-        lines += ["", head, *rest]
+        when = "the longest so far" if isinstance(step, model.BuildStep) else "the last time"
+        when = "or more" if isinstance(step, ChainStep) and not step.cycles else when
+        lines += ["", head if not took else f"{head}; {duration(took)} {when}", *rest]
     single = sum(len(step.cells) for step in plan.steps if isinstance(step, RunStep))
     cells = single + sum(len(chain.baseline.cells) for chain in plan.chains)
     known = [took for took in expected.values() if took is not None]

@@ -51,7 +51,10 @@ def test_what_has_a_hard_event_is_said_at_the_end(project: Project) -> None:
     project.spec("busy", f"extends: toy.yaml\nbench: [{entry}]\n")
     with machines.busy_processor():
         lines = [project.ok("run", "busy").err.splitlines()[-1] for _ in range(2)]
-    ends = [re.fullmatch(r"(.*), 1 with a hard event: see dgxlab (report \S+); recorded in .*", line) for line in lines]
+    ends = [
+        re.fullmatch(r"(.*), 1 with a hard event \(dgxlab (report \S+); --again to measure them again\).*", line)
+        for line in lines
+    ]
     assert [end and end[1] for end in ends] == [
         f"1 cell, {counts} up to date" for counts in ("1 measured now, 0", "0 measured now, 1")
     ]
