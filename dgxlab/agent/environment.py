@@ -141,7 +141,7 @@ def base_env() -> dict[str, str]:
     if "SLURM_JOB_ID" in os.environ and (gpus := os.environ.get("CUDA_VISIBLE_DEVICES")):
         kept["CUDA_VISIBLE_DEVICES"] = gpus  # the allocation: the node's other GPUs belong to other jobs
     here = settings()
-    # llama.cpp starts a thread for each core of the machine, whether it may use it or not
+    # llama.cpp starts a thread for each core of the machine: on fewer processors they would wait for each other
     limit = {"OMP_THREAD_LIMIT": str(len(here.processors))} if here.processors else {}
     return {**kept, **limit, **here.env, "PATH": search_path(), "LC_ALL": "C.UTF-8"}
 

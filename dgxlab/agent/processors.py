@@ -35,7 +35,7 @@ def pinned(argv: Sequence[str]) -> tuple[int, ...]:
     """Return the processors to pin a program to: as many as it has threads, of those that the agent may use.
 
     They are of different cores as far as possible, the fastest first: a DGX Spark has ten fast cores and ten slow ones.
-    If argv does not set the number of threads, they are one per core, which is llama.cpp's default.
+    If argv does not set the number of threads, they are one for each core of those, as llama.cpp chooses by default.
     """
     usable = sorted(os.sched_getaffinity(0))
     cores: dict[str, int] = {}

@@ -133,8 +133,9 @@ def list_(*, out: Out) -> None:
             continue
         patches = [patch.name for patch in each.patches]
         overlays = [f"{overlay.source} -> {overlay.dest}" for overlay in each.overlays]
-        found = {"digest": each.digest, "patches": patches, "overlays": overlays, "pins": pins}
-        rows.append({"name": name, **empty, **found})
+        rows.append(
+            {**empty, "name": name, "digest": each.digest, "patches": patches, "overlays": overlays, "pins": pins}
+        )
         others = [f"for pin {pin}: @{digest[:12]}" for pin, digest in pins.items()]
         lines += [f"{name}@{each.digest[:12]}", *(f"  {line}" for line in (*patches, *overlays, *others))]
     for name in series.begun(root):

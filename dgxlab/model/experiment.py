@@ -13,11 +13,18 @@ from dgxlab.model.checks import Check
 from dgxlab.model.wire import LATER, Text, Within, digest, to_json
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # it becomes a file name on the host
-SERIES = re.compile(rf"{NAME.pattern}(:\d+(-\d+)?(,\d+(-\d+)?)*)?")
+SPANS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
+SERIES = re.compile(rf"{NAME.pattern}(:{SPANS.pattern})?")
 """A series: its name, and unless all are meant, the numbers of its patches, as w4a16:1-2,4."""
 COMMIT = re.compile(r"[0-9a-f]{40}")
 UPSTREAM = "https://github.com/ggml-org/llama.cpp"
 Param = Union[str, int, float, bool]  # of a cell, as llama.cpp prints it
+
+
+def spans(text: str) -> list[tuple[int, int]]:
+    """Return the first and the last number of each part of SPANS, as 1-2,4."""
+    ends = (part.partition("-")[::2] for part in text.split(","))
+    return [(int(first), int(last or first)) for first, last in ends]
 
 
 @dataclass(frozen=True)

@@ -192,16 +192,19 @@ def engaged_rows(ask: Ask, runs: Collection[RecordRow]) -> list[Row]:
     lost = [run for run in runs if (run["tool"], run["model_id"]) not in valid]
     rows: list[Row] = []
     for marker, tools in grouped((marker, tool) for tool, each in ask.markers.items() for marker in each).items():
-        reasons = {run["reason"]: run["tool"] for run in lost if run["tool"] in tools}
-        idle = [why for why in reasons if says_not_engaged(why) and repr(marker) in why]
-        had, asked = [tool for tool in tools if tool in dict(valid)], f"{marker!r} on stderr"
-        if idle:
-            rows.append({"gate": "engaged", "found": "; ".join(idle), "status": "failed"})
-        elif had and {*reasons.values()} <= {*had}:
-            found = f"{asked} of each valid run of {', '.join(had)}"
-            rows.append({"gate": "engaged", "found": found, "status": "passed"})
+        proved = {tool for tool, _ in valid}.intersection(tools)
+        unproved = [run for run in lost if run["tool"] in tools]
+        without = [
+            run["reason"] for run in unproved if says_not_engaged(run["reason"]) and repr(marker) in run["reason"]
+        ]
+        if without:
+            row = {"found": "; ".join(dict.fromkeys(without)), "status": "failed"}
+        elif proved and proved.issuperset(run["tool"] for run in unproved):
+            of_tools = ", ".join(tool for tool in tools if tool in proved)
+            row = {"found": f"{marker!r} on stderr of each valid run of {of_tools}", "status": "passed"}
         else:
-            rows.append({"gate": "engaged", "asked": asked, "status": "not run"})
+            row = {"asked": f"{marker!r} on stderr", "status": "not run"}
+        rows.append({"gate": "engaged", **row})
     return rows
 
 

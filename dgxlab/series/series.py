@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dgxlab.errors import SpecError, command
-from dgxlab.model import NAME, SeriesRef
+from dgxlab.model import NAME, SeriesRef, spans
 from dgxlab.series.patchfile import Patch
 
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
@@ -152,14 +152,12 @@ def read(root: Path, name: str, pin: str = "") -> Series:
 
 
 def _part(series: Series, numbers: str) -> Series:
-    ends = [part.partition("-")[::2] for part in numbers.split(",")]
-    spans = [(int(first), int(last or first)) for first, last in ends]
-    count = len(series.patches)
-    if not all(1 <= first <= last <= count for first, last in spans):
+    wanted, count = spans(numbers), len(series.patches)
+    if not all(1 <= first <= last <= count for first, last in wanted):
         message = f"series {series.name} has the patches 1 to {count}, and no {numbers}"
         raise SpecError(message, next="dgxlab patch list")
     numbered = enumerate(series.patches, 1)
-    chosen = tuple(patch for number, patch in numbered if any(first <= number <= last for first, last in spans))
+    chosen = tuple(patch for number, patch in numbered if any(first <= number <= last for first, last in wanted))
     return replace(series, name=f"{series.name}:{numbers}", patches=chosen, whole=series)
 
 

@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from dgxlab.errors import HostError, SpecError, access, command, edit, one_line
-from dgxlab.model import HostEntry, Slurm, Text, digest, limit_s
+from dgxlab.model import SPANS, HostEntry, Slurm, Text, digest, limit_s, spans
 from dgxlab.spec.fields import Env, Few, Line, ModelPath, Name, Strict, unsafe_flags
 from dgxlab.spec.nodes import explain, locate, nearest, plain, refuse
 from dgxlab.spec.yaml_file import read_file
@@ -31,16 +31,16 @@ _CONSENTS = "trusted_hosts"
 _Ssh = Annotated[str, Text(DESTINATION.pattern, "what ssh is given: an alias, user@host or ssh://user@host:port")]
 
 
+_MOST = 1 << 16  # processors
+
+
 def _numbers(given: object) -> tuple[int, ...]:
     """Return the numbers of 0-15,32 in order; raise ValueError if it is of another form."""
-    numbers = set[int]()
-    for part in str(given).split(","):  # 3 alone is a number to YAML
-        match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", part)
-        of_part = range(int(match[1]), int(match[2] or match[1]) + 1) if match else ()
-        if not of_part:
-            raise ValueError("must be numbers of processors, as 0-15,32")
-        numbers.update(of_part)
-    return tuple(sorted(numbers))
+    text = str(given)  # 3 alone is a number to YAML
+    parts = spans(text) if SPANS.fullmatch(text) else []
+    if not parts or not all(first <= last < _MOST for first, last in parts):
+        raise ValueError("must be numbers of processors, as 0-15,32")
+    return tuple(sorted({number for first, last in parts for number in range(first, last + 1)}))
 
 
 _Processors = Annotated[tuple[int, ...], BeforeValidator(_numbers)]

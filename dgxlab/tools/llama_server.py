@@ -120,8 +120,8 @@ def incomplete(streams: Sequence[Mapping[str, Any]], pp: int, tg: int) -> Iterat
 def unfair(streams: Sequence[Mapping[str, Any]], *, at_once: bool = True) -> Iterator[str]:
     """Yield why the times of whole answers are not the server's; raises Refused as `steady` does."""
     gaps = [us for each in streams for us in each["at_us"][1:]]
-    close, drafted = TOGETHER * median(gaps), any(each["end"].get("drafted") for each in streams)
-    # tokens of a draft that the model accepts are sent together
+    close = TOGETHER * median(gaps)
+    drafted = any(each["end"].get("drafted") for each in streams)  # what the model accepts of a draft is sent together
     if not drafted and (together := sum(us <= close for us in gaps) / len(gaps)) > BUNCHED:
         yield f"{together:.0%} of the events arrived with the one before: something between server and client collects"
     if at_once:
