@@ -130,9 +130,9 @@ class Conditions:
         single = (Summary(device, name, unit, 1, value, value, value) for device, name, unit, value in alone)
         return (*gauges, *single)
 
-    def flags(self, left_running: Flag | None = None) -> tuple[Flag, ...]:
-        """Return the flags of the run, the hard ones first, with `left_running` among them if given."""
-        flags = [*self._throttled(), *self._stuck(), *self._changed(), *([left_running] if left_running else [])]
+    def flags(self, *others: Flag) -> tuple[Flag, ...]:
+        """Return the flags of the run, the hard ones first, with `others` among them."""
+        flags = [*self._throttled(), *self._stuck(), *self._changed(), *others]
         return tuple(sorted([*flags, *self._shared(), *self._unwatched()], key=lambda each: not each.hard))
 
     @property

@@ -21,7 +21,7 @@ from dgxlab.agent.files import Journal, full_disk, scratch_folder, sha256, tail
 from dgxlab.agent.inventory import hold
 from dgxlab.agent.job import Job
 from dgxlab.agent.lease import DeviceLease
-from dgxlab.agent.processors import ContentionWatch, pinned
+from dgxlab.agent.processors import SHORTEST_S, ContentionWatch, pinned
 from dgxlab.agent.telemetry import Telemetry
 from dgxlab.errors import AGAIN, DgxlabError, GateFailed, HostBusy, RemoteError, one_line
 from dgxlab.model import FILES, Facts, Plan, RunStep, digest, program_of
@@ -205,7 +205,9 @@ class Workbench:
         if stranger := self.lease.disturbance((before["gpu_processes"], after["gpu_processes"])):
             # the foreign process may be the cause of any other failure, mostly of lacking device memory
             status, reasons, again = "discarded", (stranger, *reasons), "disturbed"
-        left = flag(Code.LEFT_RUNNING, hard=False, program=name, left=list(ended.left)) if ended.left else None
+        others = [flag(Code.LEFT_RUNNING, hard=False, program=name, left=list(ended.left))] if ended.left else []
+        if status == "valid" and ended.seconds < SHORTEST_S:  # a program that failed may have been as short
+            others.append(flag(Code.TOO_SHORT, hard=False, least=SHORTEST_S))
         run = RunEvent(
             id=step.id,
             arm=step.arm,
@@ -227,7 +229,7 @@ class Workbench:
             before=before,
             after=after,
             telemetry=conditions.telemetry(),
-            flags=conditions.flags(left),
+            flags=conditions.flags(*others),
             raw=launched.raw(),
         )
         return Attempt(run, again)

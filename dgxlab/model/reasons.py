@@ -93,6 +93,10 @@ class Code(Enum):
             f"others used {others:.2f} processors beside its {_ran(threads, processors)}"
         )
     )
+    TOO_SHORT = (
+        "it took less than {least:g} s, too short to see whether other programs used its processors:"
+        " raise its repetitions, or take a larger model"
+    )
     STEAL = _Computed(
         lambda share: f"the hypervisor gave {100 * share:.1f} % of the processors' time to other machines"
     )

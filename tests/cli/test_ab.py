@@ -92,6 +92,8 @@ def test_noise_tells_the_floor_and_what_can_be_seen(two: Project) -> None:
     assert ": A/A of noisy " in ran.out.splitlines()[0]
     assert "| noise (%) | noise floor (%) |" in ran.out
     assert "promoted" not in ran.out
+    too_short = "took less than 0.2 s, too short to see whether other programs used its processors: raise its"
+    assert " ".join(ran.out.split()).count(too_short) == 1
     report = two.json("report", "noisy-vs-noisy")
     floors = [row["noise_floor_pct"] for row in report["tables"][1]["rows"]]
     planned = two.ok("plan", "experiments/noisy.yaml", "--effect", "50%")

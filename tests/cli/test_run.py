@@ -26,7 +26,8 @@ def test_run_prints_the_report_and_says_what_goes_on(project: Project) -> None:
     rows = {GATE, "| 8 | 108.5 | 1.008 |", "| pp16 | 1600 ± 0.2 (5) |", "| 4 | 128.0 | 64.00 | 106.7 |"}
     assert rows <= set(out.splitlines())
     assert re.search(r"^step \d of \d: gate MUL_MAT on CPU of toy\b", err, re.MULTILINE)
-    notes = [line for line in err.splitlines() if not line.startswith(("waiting for the device", "step "))][-16:]
+    others = ("waiting for the device", "step ", "  flag: ")
+    notes = [line for line in err.splitlines() if not line.startswith(others)][-16:]
     job = re.fullmatch(r"job (\d{8}-\d{6}-toy-[0-9a-f]{6}) runs on local", notes[0])
     assert job and job[1] in out  # noqa: PT018 - one thing
     assert re.match(r"build [0-9a-f]{16} of toy: (built in|reused)", notes[1])

@@ -54,7 +54,7 @@ def telemetry(lab: ToyLab) -> dict[tuple[str, str], dict[str, Any]]:
 
 def flags(lab: ToyLab) -> dict[tuple[str, str], tuple[bool, str]]:
     """Return the flags by device and kind, but for those of a busy machine, which also delays the samplers."""
-    busy = "'run_queue', 'burst', 'others_cpu', 'steal', 'psi', 'no_telemetry'"
+    busy = "'run_queue', 'burst', 'others_cpu', 'steal', 'psi', 'no_telemetry', 'too_short'"
     rows = lab.lab.store.rows(f"SELECT * FROM flags WHERE kind NOT IN ({busy})")  # noqa: S608 - from above
     return {(row["device"], row["kind"]): (bool(row["hard"]), row["reason"]) for row in rows}
 
@@ -120,6 +120,19 @@ def test_a_flag_is_told_beside_the_numbers(
     assert f"- {shown} in every row: {reason}\n" in page
     assert ("a run with a hard event was disturbed: no verdict uses it" in " ".join(page.split())) == hard
     assert toy_lab.run(slow(toy_lab))[0].reused == 1
+
+
+@pytest.mark.parametrize("ms", ["0", "300"])
+def test_a_run_too_short_to_see_other_programs_says_so(toy_lab: ToyLab, ms: str) -> None:
+    """One that fails says only why it failed."""
+    entry = toy.llama_bench(n_prompt=(16,), n_gen=(0,), env={"TOY_MS": ms})
+    crash = toy.llama_bench(n_prompt=(32,), n_gen=(0,), env={"TOY_MS": ms, "TOY": "crash"})
+    _, events = toy_lab.run(toy_lab.experiment(gates=(), bench=(entry, crash)))
+    runs = kinds(events, "run")
+    assert {run["status"] for run in runs} == {"valid", "failed"}
+    for run in runs:
+        told = [flag["hard"] for flag in run["flags"] if flag["kind"] == "too_short"]
+        assert told == [False] * (run["seconds"] < 0.2 and run["status"] == "valid")
 
 
 def test_a_sampler_that_fails_costs_its_samples_alone(
