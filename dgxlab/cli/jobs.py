@@ -45,7 +45,7 @@ def jobs(
 
     Example: dgxlab jobs
     """
-    from dgxlab.lab.jobs import settle
+    from dgxlab.lab.jobs import elsewhere, settle
 
     name = host or "local"
     connected = connect(name)
@@ -62,6 +62,7 @@ def jobs(
         either = job or of_host[job_id]
         age_s = on_host.age_s if on_host else time.time() - known[job_id].intent_at
         waits = f"waits for {on_host.waits_for}" if on_host and on_host.waits_for else ""
+        away = elsewhere(connected, job) if job and job.state == "running" and not on_host else ""
         row = {
             "job": job_id,
             "host": name,
@@ -70,7 +71,7 @@ def jobs(
             "age_s": age_s,
             "on_host": on_host.state if on_host else "absent",
             "recorded": ("rejected" if job.rejected else job.state) if job else "not here",
-            "why": (job and job.error) or (on_host.slurm if on_host else "") or waits,
+            "why": (job and job.error) or (on_host.slurm if on_host else away) or waits,
         }
         rows.append(row)
         shown = {**row, "age": duration(age_s)}  # the job's id has its name already

@@ -115,9 +115,12 @@ def conclude(lab: Lab, host: Host, status: JobStatus, watch: Watch) -> DgxlabErr
 
     Raises:
         JobLost: if the agent died without a final status; earlier results are kept.
-        RemoteError: if it has not started yet.
+        RemoteError: if it has not started yet, or is below another root.
     """
     job_id, rc = status.job_id, status.rc
+    if status.state == "absent" and (message := elsewhere(host, lab.store.job(job_id))):
+        details = "to ask there, name that folder as the root: of a host in hosts.yaml, and the host with --host"
+        raise RemoteError(message, next=f"dgxlab report {job_id}", details=details)
     if status.state == "staged" or (status.state == "absent" and _may_come(lab.store.job(job_id))):
         raise _not_yet(host, job_id)
     done = status.state == "done" and rc is not None
@@ -152,6 +155,14 @@ def _may_come(job: Job) -> bool:
     return job.state == "intended" and time.time() - job.intent_at < INTENT_S
 
 
+def elsewhere(host: Host, job: Job) -> str:
+    """Return that a job which is absent on its host ran below another root, where it may go on; "" if it did not."""
+    if not job.root or job.root == (root := host.probe().facts.details["disk"]["path"]):
+        return ""
+    began = f"job {job.job_id} began below {job.root}, and the root of host {host.name} is now {root}"
+    return f"{began}: whether it still runs is not known"
+
+
 def _not_yet(host: Host, job_id: str) -> RemoteError:
     return RemoteError(f"job {job_id} has not started on {host.name} yet", next=AGAIN)
 
@@ -174,7 +185,8 @@ def settle(lab: Lab, host: Host, subject: str | None, watch: Watch) -> str:
     """Bring the record up to date with every unfinished job of a host.
 
     Jobs that have ended are recorded to their end. A job of `subject` is also started, if its client died before that,
-    and followed until it ends; its id is returned, "" without one. Other running jobs are left alone.
+    and followed until it ends; its id is returned, "" without one. Other running jobs, and those below another root,
+    are left alone.
     """
     resumed = ""
     for job in lab.store.unfinished(host.name):
@@ -187,6 +199,9 @@ def settle(lab: Lab, host: Host, subject: str | None, watch: Watch) -> str:
             noted(watch)(error.message)
             continue
         status = retry.again_if_known(host, partial(host.status, job.job_id), noted(watch))
+        if status.state == "absent" and (unknown := elsewhere(host, job)):
+            noted(watch)(unknown)
+            continue
         if mine and status.state in ("absent", "staged"):
             try:
                 status = _submit(host, plan, watch)

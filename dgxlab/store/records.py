@@ -73,6 +73,12 @@ class Job:
         return subject(plan["kind"], plan["experiment"], plan.get("baseline", ""))
 
     @property
+    def root(self) -> str:
+        """The agent's root folder, below which the job ran; "" until the agent has reported."""
+        disk = (self.facts or {}).get("details", {}).get("disk", {})
+        return str(disk.get("path", ""))
+
+    @property
     def ended(self) -> bool:
         """Whether the job has reported its end: done, failed or cancelled."""
         return RANK[self.state] == RANK["done"]

@@ -198,6 +198,26 @@ def test_killed_agent_is_lost_and_reported(project: Project) -> None:
     project.ok("report", job)
 
 
+def test_a_job_below_another_root_is_not_lost(
+    project: Project, tmp_path: Path, hold: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host's root is a folder of the user's home."""
+    job, _ = interrupt(project.spawn("run", slow(project), "--again"), when="gate MUL_MAT")
+    root, other = project.machine.home / ".dgxlab", tmp_path / "home" / ".dgxlab"
+    roots = f"job {job} began below {root}, and the root of host local is now {other}"
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("HOME", str(other.parent))
+        row = listed(project, job)
+        unknown = f"{roots}: whether it still runs is not known"
+        assert (row["on_host"], row["recorded"], row["why"]) == ("absent", "running", unknown)
+        attached = project.run("attach", job)
+        assert (attached.rc, attached.error, attached.next) == (4, unknown, f"dgxlab report {job}")
+        project.hosts.write_text(f"before: {{local: true, root: {root}}}\n")
+        hold.unlink()
+        assert project.ok("attach", job, "--host", "before").out.startswith(f"# Session {job}\n")
+    assert listed(project, job)["recorded"] == "done"
+
+
 @pytest.mark.usefixtures("hold")
 def test_a_cancelled_job_of_a_checkout_has_a_next_command_to_type(project: Project, tmp_path: Path) -> None:
     """No record says where the checkout is."""

@@ -3,7 +3,8 @@
 import dataclasses
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,6 +95,18 @@ def test_a_job_taken_for_lost_is_found_again(toy_lab: ToyLab) -> None:
     outcome, _ = toy_lab.run(slow, react=toy_lab.release)
     assert (outcome.error, outcome.job_id, outcome.reused) == (None, job.job_id, 4)
     assert [each.job_id for each in toy_lab.lab.store.jobs()] == [job.job_id]
+
+
+def test_a_job_below_another_root_is_not_started_again(make_toy_lab: Callable[..., ToyLab], tmp_path: Path) -> None:
+    lab, told = make_toy_lab(), list[str]()
+    elsewhere, slow = make_toy_lab("elsewhere", root=tmp_path / "root").host, lab.slow()
+    with pytest.raises(Interrupted):
+        run(lab.lab, Request("run", slow), leave_at_a_run)
+    assert settle(lab.lab, elsewhere, slow.digest, lambda event: told.append(event.note)) == ""
+    lab.release()
+    (job,) = lab.lab.store.jobs()
+    assert (job.state, elsewhere.status(job.job_id).state) == ("running", "absent")
+    assert [f"{job.job_id} began below {lab.root}, and the root of " in note for note in told] == [True]
 
 
 def test_a_slow_start_is_no_end(toy_lab: ToyLab, monkeypatch: pytest.MonkeyPatch) -> None:
