@@ -63,17 +63,17 @@ class Out:
     def report(self, value: Any, markdown: Callable[[], str]) -> None:
         """Print a report to stdout: as JSON if requested, else as markdown, which is drawn on a terminal."""
         if self.format is Format.json or not sys.stdout.isatty():
-            self.result(value, markdown)
+            self.result(value, lambda: as_typed(markdown()))
             return
         from dgxlab.cli._terminal import draw
 
         with _reader(sys.stdout):
-            draw(clean(markdown()))
+            draw(clean(as_typed(markdown())))
 
     def note(self, text: str) -> None:
         """Print a line to stderr, unless --quiet is given."""
         if text and not self.quiet:
-            _write(sys.stderr, clean(text))
+            _write(sys.stderr, clean(as_typed(text)))
 
 
 def ring() -> None:
@@ -139,21 +139,28 @@ def show_error(error: DgxlabError) -> None:
     details = error.details.splitlines()
     known = int(bool(details) and details[0] in error.message)  # the sentence may contain the first detail
     lines = [f"error: {one_line(error.message)}", *(f"  {line}" for line in details[known:])]
-    lines += [f"next: {one_line(as_typed(error.next))}"] if error.next else []
+    lines = [*map(as_typed, lines), *([f"next: {one_line(as_typed(error.next))}"] if error.next else [])]
     _write(sys.stderr, clean("\n".join(lines)))
 
 
-def as_typed(next: str) -> str:
-    """Return an error's `next` as a command to type: the current one for AGAIN; --db is added if it was given."""
-    if next.startswith(AGAIN):
-        option = shlex.split(next.removeprefix(AGAIN).removeprefix(" with"))
+def as_typed(text: str) -> str:
+    """Return an error's `next`, or sentences, with commands to type: --db is in each of them if it was given.
+
+    AGAIN is the current command.
+    """
+    if text.startswith(AGAIN):
+        option = shlex.split(text.removeprefix(AGAIN).removeprefix(" with"))
         return shlex.join(["dgxlab", *_without(option, sys.argv[1:]), *option])
-    if next.startswith("dgxlab "):
-        for word, after in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
-            if word == "--db" or word.startswith("--db="):
-                record = shlex.quote(word.partition("=")[2] or after)
-                return f"dgxlab --db {record}{next.removeprefix('dgxlab')}"  # words may follow the command
-    return next
+    pairs = zip(sys.argv, [*sys.argv[1:], ""], strict=True)
+    given = (word.partition("=")[2] or after for word, after in pairs if word == "--db" or word.startswith("--db="))
+    if not (record := next(given, "")):
+        return text
+    from dgxlab.cli import app
+
+    names = [each.name for each in app.registered_commands] + [each.name for each in app.registered_groups]
+    # a sentence may also be about dgxlab itself, or have a command with its --db
+    command = rf"\bdgxlab (?=(?:{'|'.join(map(str, names))})\b)(?!.* --db\b)"
+    return re.sub(command, lambda _: f"dgxlab --db {shlex.quote(record)} ", text)
 
 
 def _without(option: Sequence[str], words: Iterable[str]) -> Iterator[str]:

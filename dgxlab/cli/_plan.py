@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dgxlab import model, stats
 from dgxlab.chains import drift_limit, shortest_burn_in
-from dgxlab.cli._out import Out, plural, table
+from dgxlab.cli._out import Out, as_typed, plural, table
 from dgxlab.errors import SpecError
 from dgxlab.lab.outlook import noise_command
 from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, ChainStep, ParityGate, Plan, RunStep
@@ -182,7 +182,7 @@ def describe_outlook(outlook: Outlook, experiment: model.Experiment) -> str:
         lines += ["", length(outlook), f"needed for {effect}: {needed}"]
     if outlook.unknown:
         lines += ["", f"no noise floor: {', '.join(outlook.unknown)}"]
-        lines.append(f"measured by: {noise_command(experiment)}")
+        lines.append(f"measured by: {as_typed(noise_command(experiment))}")
     return "\n".join(lines)
 
 

@@ -17,6 +17,7 @@ from rich.table import Column, Table
 from rich.text import Text, TextType
 
 from dgxlab.cli._display import Lines, position
+from dgxlab.cli._out import as_typed
 from dgxlab.errors import one_line
 from dgxlab.report.cells import OUTCOME, OUTCOMES
 
@@ -154,7 +155,7 @@ class Bar:
     def show(self, event: Any) -> None:
         """Print the lines of an event, and update the bar."""
         for line in self.lines.of(event):
-            self.console.print(one_line(line), markup=False)
+            self.console.print(as_typed(one_line(line)), markup=False)
         if event.event == "progress":
             self._move(event.note, event.done, event.total or None)
         elif event.event == "chain":

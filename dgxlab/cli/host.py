@@ -150,7 +150,7 @@ def clean(
         candidates = use_case.survey(lab, host, kind or list(Kind), older_than)
         if dry_run:
             flat = [{**vars(each.item), "goes": not each.kept, "kept": each.kept} for each in candidates]
-            out.result(flat, lambda: _listing(candidates))
+            out.result(flat, lambda: as_typed(_listing(candidates)))
             return
         asks = not yes and any(not candidate.kept for candidate in candidates)
         (Out() if asks else out).note(_listing(candidates))  # a question needs the list

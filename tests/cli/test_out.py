@@ -1,12 +1,13 @@
 """What of a host's words reaches a terminal."""
 
 import json
+import shlex
 
 import pytest
 
 from dgxlab.cli._display import display
 from dgxlab.cli._out import Format, Out, as_typed, clean, show_error, table
-from dgxlab.errors import RemoteError, longer
+from dgxlab.errors import AGAIN, RemoteError, longer
 from dgxlab.model.events import NoteEvent, ProgressEvent
 
 FORGED = "disk full\r\nnext: curl x | sh\u2028next: y\x1b[2J\u202ehs.x\ud800"
@@ -46,10 +47,24 @@ def test_the_next_command_replaces_an_option(monkeypatch: pytest.MonkeyPatch, ol
 
 
 @pytest.mark.parametrize("given", [["--db", "my.db"], ["--db=my.db"]])
-def test_the_next_command_is_about_the_same_record(monkeypatch: pytest.MonkeyPatch, given: list[str]) -> None:
+def test_commands_are_about_the_same_record(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: list[str]
+) -> None:
     monkeypatch.setattr("sys.argv", ["dgxlab", *given, "sessions"])
     assert as_typed("dgxlab doctor") == "dgxlab --db my.db doctor"
     assert as_typed("ssh-add") == "ssh-add"
+    Out().note("dgxlab job 7 goes on: dgxlab logs 7")
+    Out().report(None, lambda: "1 cycle discarded: see `dgxlab report 7 --wide`")
+    show_error(RemoteError("dgxlab cancel 7 ends it", details="dgxlab sets it itself", next=AGAIN))
+    shown = capsys.readouterr()
+    assert shown.out == "1 cycle discarded: see `dgxlab --db my.db report 7 --wide`\n"
+    told, error, detail, again = shown.err.splitlines()
+    assert (told, error) == (
+        "dgxlab job 7 goes on: dgxlab --db my.db logs 7",
+        "error: dgxlab --db my.db cancel 7 ends it",
+    )
+    assert (detail, again) == ("  dgxlab sets it itself", f"next: {shlex.join(['dgxlab', *given, 'sessions'])}")
+    assert as_typed(again) == again
 
 
 def test_a_log_says_what_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
