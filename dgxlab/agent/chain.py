@@ -130,7 +130,7 @@ class ChainRunner:
         self._run(BASELINE, 0)
         self._tell("running", self._last_flaw())
         while self._goes_on():
-            cycle = self._done + 1
+            cycle = self.done + 1
             self._run(CANDIDATE, cycle)
             self._tell("running", self._last_flaw())
             self._run(BASELINE, cycle)
@@ -142,7 +142,7 @@ class ChainRunner:
 
     def _shortfall(self) -> DgxlabError | None:
         """Return why a comparison cannot be judged; of several, the one with the fewest valid cycles."""
-        step, done = self._step, self._done
+        step, done = self._step, self.done
         needed = 1 if step.screen else max(cycles_needed(step.cycles), fewest_cycles(step.claims))
         pairs = zip(self._comparisons, self._flaws(), strict=True)
         short = [(comparison, flaws) for comparison, flaws in pairs if done - len(flaws) < needed]
@@ -230,7 +230,7 @@ class ChainRunner:
                 cycles=self._cycles,
                 done=done,
                 total=total,
-                valid=self._done - max(map(len, self._flaws())),
+                valid=self.done - max(map(len, self._flaws())),
                 drift=self._drift(),
                 conditions=self._around,
                 left_s=0.0 if state == "done" else left,
@@ -257,13 +257,14 @@ class ChainRunner:
         return self._at[0] == BURN_IN and ended and not all(map(burn_in_settled, values))
 
     @property
-    def _done(self) -> int:
+    def done(self) -> int:
+        """Number of cycles that were run, whether they count or not."""
         return max(0, self._number(BASELINE) - 1)
 
     @property
     def _cycles(self) -> int:
         """Number of cycles, 0 until the burn-in has decided it."""
-        return self._step.cycles and max(self._step.cycles, self._done + self._goes_on())
+        return self._step.cycles and max(self._step.cycles, self.done + self._goes_on())
 
     @property
     def _total(self) -> int:
@@ -281,7 +282,7 @@ class ChainRunner:
     def _flaws(self) -> list[dict[int, str]]:
         """For each comparison, return the cycles so far that do not count, with the reason."""
         invalid = (chain.invalid_cycles() for chain in self._chains())
-        return [{i: why for i, why in flaws.items() if i <= self._done} for flaws in invalid]
+        return [{i: why for i, why in flaws.items() if i <= self.done} for flaws in invalid]
 
     def _chains(self) -> list[Chain]:
         return [chains.chain_of(self._step, comparison, self._runs) for comparison in self._comparisons]

@@ -65,6 +65,8 @@ class Worker:
         """Digests of the case lists that the record already has."""
         self.failures: list[DgxlabError] = []
         self.closed_arms: set[str] = set()
+        self.cycles: dict[str, int] = {}
+        """Of each chain so far, how many were run."""
 
     def carry_out(self) -> DgxlabError | None:
         """Run all steps, except those of arms whose gates failed; return the worst error, None if there is none."""
@@ -81,17 +83,20 @@ class Worker:
                 facts=facts,
             )
         )
-        chains: list[tuple[str, ...]] = []
+        left_out = 0
         for step in self.plan.steps:
-            # if no chain of the session ran, a gate after the chains has nothing to check
-            idle = isinstance(step, GateStep) and bool(chains) and all(map(self._closed, chains))
+            # if no chain of the session has a cycle, a gate after the chains has nothing to check
+            idle = isinstance(step, GateStep) and bool(self.cycles) and not any(self.cycles.values())
             skipped = self._closed(arms_of(step)) or idle
+            left_out += idle
             if isinstance(step, ChainStep):
-                chains.append(step.arms)
+                self.cycles[step.id] = 0
             self.emit(StepEvent(id=step.id, kind=step.kind, state="skipped" if skipped else "started"))
             if not skipped:
                 getattr(self, f"_{step.kind}")(step)
                 self.emit(StepEvent(id=step.id, kind=step.kind, state="done"))
+        if left_out:
+            self.bench.note("the gates after the chains are left out: no chain has a cycle that they could vouch for")
         # a failed gate matters more than a failed run
         worst = max(self.failures, key=lambda error: error.exit_code == GateFailed.exit_code, default=None)
         if worst and worst is not self.failures[-1]:
@@ -190,8 +195,10 @@ class Worker:
             self.fail(self.bench.failure(step.id, attempt, number + 1))
 
     def _chain(self, step: ChainStep) -> None:
-        if error := ChainRunner(step, self.bench).carry_out():
+        runner = ChainRunner(step, self.bench)
+        if error := runner.carry_out():
             self.fail(error)
+        self.cycles[step.id] = runner.done
 
 
 def work(folder: Path) -> None:

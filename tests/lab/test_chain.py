@@ -10,9 +10,10 @@ import pytest
 from dgxlab import plan
 from dgxlab.lab.provision import probe_for, send
 from dgxlab.model import Experiment, FileModel, ParityGate, Session
+from dgxlab.tools import BackendOpsBench
 from tests import journals, toy
 from tests.journals import read, words
-from tests.lab.conftest import ToyLab, kinds, quiet
+from tests.lab.conftest import ToyLab, kinds, notes, quiet
 
 Event = dict[str, Any]
 BURN_IN = ["u1", "u2", "u3", "u4"]
@@ -80,6 +81,18 @@ def test_an_arm_whose_gate_fails_is_not_compared(toy_lab: ToyLab) -> None:
     assert places(events) == []
     states = {event["id"]: event["state"] for event in kinds(events, "step")}
     assert [states[step] for step in ("gate:0", "chain:0", "gate:0:after")] == ["done", "skipped", "skipped"]
+
+
+@pytest.mark.parametrize("others", [(), (toy.backend_ops(),)], ids=["alone", "beside another chain"])
+def test_gates_after_the_chains_check_what_ran_in_a_cycle(toy_lab: ToyLab, others: tuple[BackendOpsBench, ...]) -> None:
+    crash = toy.llama_bench(n_prompt=(16,), n_gen=(0,), env={"TOY": "crash"})
+    baseline = arm(toy_lab, "broken", bench=(crash, *others))
+    events, end = hold(toy_lab, baseline, arm(toy_lab, "stock", bench=(replace(crash, env={}), *others)))
+    assert end["exit_code"] == 4
+    assert places(events) == ["u1", "u2", *(chain(6) if others else [])]
+    after = ["gate:0:after", "gate:1:after"] if others else []
+    assert [gate["id"] for gate in kinds(events, "gate")] == ["gate:0", "gate:1", *after]
+    assert len(notes(events, "the gates after the chains are left out: no chain has a cycle")) == (not others)
 
 
 MISSING = "not the baseline's cases: missing"
