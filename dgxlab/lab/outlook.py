@@ -179,20 +179,26 @@ def expected(store: Store, job: Plan, device: str, *, anew: bool = False) -> dic
 def shared(store: Store, job: Plan, device: str) -> Plan:
     """Return a session whose chains share --max-minutes by how long each takes at least; equally if that is not known.
 
+    A chain that never ran on the device counts with its time on another one: only the proportions matter.
+
     Raises SpecError if chains that ran before, with just these cells, take more than the limit with the fewest cycles
     of their claims.
     """
     if not (limit := sum(chain.max_s for chain in job.chains)):
         return job
-    runs = {chain.id: _run_s(store, chain.baseline, device, exactly=True) for chain in job.chains}
-    known = {chain.id: _chain_s(chain, _fewest(chain), runs[chain.id]) for chain in job.chains}
-    times = {name: seconds for name, seconds in known.items() if seconds}
-    if (least := sum(times.values())) > limit:
+
+    def takes(chain: ChainStep, where: str | None) -> float:
+        return _chain_s(chain, _fewest(chain), _run_s(store, chain.baseline, where, exactly=True)) or 0.0
+
+    here = {chain.id: takes(chain, device) for chain in job.chains}
+    if (least := sum(here.values())) > limit:
         message = f"{duration(limit)} are too short: by its earlier runs this session takes {duration(least)} or more"
         raise SpecError(message, next=f"{AGAIN} with --max-minutes {math.ceil(_MARGIN * least / 60)}")
-    if len(times) < len(known):
+    times = {chain.id: here[chain.id] or takes(chain, None) for chain in job.chains}
+    if not all(times.values()):
         return job
-    steps = (replace(s, max_s=limit * times[s.id] / least) if isinstance(s, ChainStep) else s for s in job.steps)
+    whole = sum(times.values())
+    steps = (replace(s, max_s=limit * times[s.id] / whole) if isinstance(s, ChainStep) else s for s in job.steps)
     return replace(job, steps=tuple(steps))
 
 
@@ -229,14 +235,17 @@ def _gate_s(store: Store, step: GateStep, device: str) -> float | None:
     return float(rows[0]["seconds"]) if rows else None
 
 
-def _run_s(store: Store, step: RunStep, device: str, *, exactly: bool = False) -> float | None:
-    """Return the seconds of a launch with `exactly` these cells, or with more too: too long is the better estimate."""
+def _run_s(store: Store, step: RunStep, device: str | None, *, exactly: bool = False) -> float | None:
+    """Return the seconds of a launch with `exactly` these cells, or with more too: too long is the better estimate.
+
+    `device` is None for any.
+    """
     keys = [cell.key for cell in step.cells]
     marks = ",".join("?" * len(keys))
     more = "AND count(*) = (SELECT count(*) FROM rows AS each WHERE each.run_id = runs.run_id)" * exactly
     rows = store.rows(
         f"""SELECT runs.seconds FROM runs JOIN arms USING (job_id, arm) JOIN rows USING (run_id)
-            WHERE device_id = ? AND status = 'valid' AND rows.cell IN ({marks})
+            WHERE device_id = coalesce(?, device_id) AND status = 'valid' AND rows.cell IN ({marks})
             GROUP BY runs.run_id HAVING count(*) = ? {more} ORDER BY started DESC LIMIT 9""",  # noqa: S608 - words from here
         (device, *keys, len(keys)),
     )

@@ -185,17 +185,18 @@ def test_who_joins_later_is_told_too(toy_lab: ToyLab) -> None:
 
 
 def test_chains_share_the_time_by_what_each_needs(toy_lab: ToyLab) -> None:
-    """Where one never ran, they have equal shares; what cannot be enough is refused, with what would be."""
+    """Where one never ran anywhere, they have equal shares; what cannot be enough is refused, with what would be."""
     store = toy_lab.lab.store
     journal = journals.Journal(journals.plan("job-1")).job().build().model()
     measured(store, journal.run({512: [1.5]}, seconds=2.0).run({1024: [2.5]}, seconds=20.0))
 
-    def shares(max_s: float, *sizes: int) -> list[float]:
+    def shares(max_s: float, *sizes: int, host: str = "host-a") -> list[float]:
         steps = [journals.chain_step(size, (journals.cell(size),), cycles=0) for size in sizes]
         job = journals.session_plan("J", *(replace(step, claims=1, max_s=max_s / len(sizes)) for step in steps))
-        return [chain.max_s for chain in shared(store, job, journals.device()).chains]
+        return [chain.max_s for chain in shared(store, job, journals.device(host)).chains]
 
     assert shares(660.0, 512, 1024) == pytest.approx([60.0, 600.0])
+    assert shares(66.0, 512, 1024, host="host-b") == pytest.approx([6.0, 60.0])  # by another's times, which refuse none
     assert shares(660.0, 512, 4096) == [330.0, 330.0]
     measured(store, journal.run({256: [1.5], 128: [1.5]}, seconds=900.0))  # says nothing of one cell alone
     assert shares(660.0, 512, 256) == [330.0, 330.0]
