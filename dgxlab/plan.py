@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from dgxlab import model, quantise, tools
 from dgxlab.chains import comparisons
 from dgxlab.compare import pairs
-from dgxlab.errors import SpecError, edit
+from dgxlab.errors import AGAIN, SpecError, edit
 from dgxlab.model import Arm, ChainStep, EngagedGate, Experiment, GateStep, LaunchedGate, ParityGate, Plan, RunStep
 from dgxlab.stats import claims_at, fewest_cycles
 from dgxlab.tools import Launch, Wanted, launches, parity
@@ -275,7 +275,7 @@ def _of_family(
         raise SpecError(
             f"{session.cycles} cycles are too few for this session of {count} claim{'s' * (count > 1)}, which needs"
             f" {needed}: with fewer, chance alone puts all runs of one arm first too often",
-            next=edit(baseline.path),
+            next=f"{AGAIN} with --set session.cycles={needed}",
         )
     effect, share = 0.0 if session.cycles else session.effect, max_s / len(chains)
     cycles = cycles_by_hand(session, count)

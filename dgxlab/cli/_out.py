@@ -165,13 +165,14 @@ def as_typed(text: str) -> str:
 
 def _without(option: Sequence[str], words: Iterable[str]) -> Iterator[str]:
     """Yield the words of a command but an option and its value, if `option` gives it another value."""
-    name, value_follows = option[0] if len(option) == 2 else None, False
-    for word in words:
-        if value_follows or (name and word.startswith(f"{name}=")):
-            value_follows = False
-        elif word == name:
-            value_follows = True
-        else:
+    name, value = option if len(option) == 2 else ("", "")
+    key = f"{value.partition('=')[0]}=" if name == "--set" else ""  # which gives each key a value of its own
+    rest = iter(words)
+    for word in rest:
+        if word == name:
+            given = next(rest, "")
+            yield from () if given.startswith(key) else (word, given)
+        elif not name or not word.startswith(f"{name}={key}"):
             yield word
 
 

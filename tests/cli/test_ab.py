@@ -139,6 +139,11 @@ def test_a_session_that_could_claim_nothing_is_refused(two: Project, words: str,
     assert (ran.rc, ran.out, cause in ran.error, "runs on local" in ran.err) == (9, "", True, False)
 
 
+def test_the_next_command_sets_enough_cycles(two: Project) -> None:
+    ran = two.run("ab", "stream", "half", "--set", "session.cycles=5", "--set", "env.TOY=noisy")
+    assert ran.next == "dgxlab ab stream half --set env.TOY=noisy --set session.cycles=6"
+
+
 def test_the_burn_in_decides_how_many_cycles_there_are(two: Project) -> None:
     ran = two.ok("ab", "stream", "half", "--set", "session.effect=2%", "--max-minutes", "60")
     runs = [line for line in ran.err.splitlines() if line.startswith("chain:0")]
