@@ -277,6 +277,8 @@ class _BlockState:
     state: str  # current, stale, or missing if it names data that does not exist
     reason: str = ""
     page: str = ""
+    next: str = ""
+    """The command that measures what is missing, if that is known."""
 
     def __str__(self) -> str:
         why = f": {self.reason}" if self.reason else ""
@@ -309,7 +311,8 @@ def _documents(store: Store, names: Sequence[str], out: Out, *, update: bool, be
         for block, text in zip(document.blocks, map(text_of, asked), strict=True):
             where = (str(document.path), block.line, block.words["form"])
             if isinstance(text, UsageError):
-                own.append(_BlockState(*where, "missing", text.message))
+                measures = text.next if text.next.startswith(("dgxlab ab ", "dgxlab attach ")) else ""
+                own.append(_BlockState(*where, "missing", text.message, next=measures))
             else:
                 own.append(_BlockState(*where, "stale" if document.is_stale(block, text) else "current"))
         stale = sum(state.state == "stale" for state in own)
@@ -332,8 +335,10 @@ def _documents(store: Store, names: Sequence[str], out: Out, *, update: bool, be
 
 
 def _mend(store: Store, missing: _BlockState) -> str:
-    """Return the command that mends a block without data: it measures if the record is empty, or opens the document."""
-    return edit(missing.file) if store.rows("SELECT 1 FROM jobs LIMIT 1") else first_command()
+    """Return the command that mends a block without data: it measures, or else opens the document."""
+    if not store.rows("SELECT 1 FROM jobs LIMIT 1"):
+        return first_command()
+    return missing.next or edit(missing.file)
 
 
 def _linked(store: Store, document: Document) -> Iterator[tuple[_BlockState, bytes]]:

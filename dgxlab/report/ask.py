@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from dgxlab import plan, tools
-from dgxlab.errors import DgxlabError, UsageError
+from dgxlab.errors import DgxlabError, UsageError, command
 from dgxlab.model import (
     PROTOCOL,
     SESSIONS,
@@ -296,7 +296,9 @@ def no_verdict(store: Store, name: str, baseline: str, host: str = "") -> UsageE
     """Return the error for an experiment without a verdict, against a baseline and on a host unless they are ""."""
     against = f" against {baseline!r}" if baseline else ""
     on_host = f" on {host!r}" if host else ""
-    return UsageError(f"{store.path} has no verdict on {name!r}{against}{on_host}", next="dgxlab report")
+    words = (baseline, name, *(("--host", host) if host else ())) if baseline else ("--help",)
+    message = f"{store.path} has no verdict on {name!r}{against}{on_host}"
+    return UsageError(message, next=command("dgxlab", "ab", *words))
 
 
 def op_params(params: Mapping[str, Param]) -> dict[str, Param]:

@@ -210,6 +210,10 @@ def test_a_block_of_what_does_not_exist(measured: Project, plan: Path) -> None:
     assert (ran.rc, ran.out, ran.error.startswith("other.md:1: ")) == (9, "", True)
     assert "other.md:3: form=verdicts is missing" in ran.err
     assert [path.read_bytes() for path in (plan, other)] == before
+    assert ran.next == "${EDITOR:-vi} other.md"
+    other.write_text(BLOCK.format("verdicts experiment=toy-b baseline=toy host=local"))
+    for word in ("--check", "--update"):
+        assert measured.run("report", word, "other.md").next == "dgxlab ab toy toy-b --host local"
 
 
 @pytest.mark.parametrize(
