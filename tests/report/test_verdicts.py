@@ -153,6 +153,13 @@ def test_an_older_verdict_is_marked_beside_newer_ones(store: Store) -> None:
         assert [row["verdict"] for row in table.rows if row.get("verdict")] == ["faster (protocol 2)"]
 
 
+def test_what_others_were_compared_with_was_measured(store: Store) -> None:
+    held(store)
+    (table,) = page(store, query({"form": "levers"})).tables
+    shown = [(row["lever"], row["status"], row["session"]) for row in table.rows]
+    assert shown == [("w4a16", "promoted", A), ("h200", "measured", A)]
+
+
 def test_a_gate_that_fails_afterwards_makes_it_invalid(store: Store) -> None:
     session = session_of_two(store, A, bench=STREAM).build().gates().chains(by(1.1))
     session.gates(after=True, passed=1101, status="failed", reasons=["1101 of 1103"], failed=[]).end("failed", 5)
