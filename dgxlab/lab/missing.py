@@ -12,9 +12,9 @@ from dgxlab import judgement, model, plan, tools
 from dgxlab.chains import comparisons
 from dgxlab.errors import ConditionsError, UsageError, edit
 from dgxlab.lab import Side, Watch, cluster
-from dgxlab.lab.outlook import device_on, noise_command, shared
+from dgxlab.lab.outlook import device_on, model_on, noise_command, shared
 from dgxlab.lab.request import Request, sourced
-from dgxlab.model import PROTOCOL, ChainStep, Check, Device, Experiment, GateStep, ParityGate, Plan, digest
+from dgxlab.model import PROTOCOL, ChainStep, Check, Device, Experiment, GateStep, ModelStep, ParityGate, Plan, digest
 from dgxlab.source import PinCache
 from dgxlab.store import Store, gate_digest
 from dgxlab.transport.host import Host, Probe
@@ -76,7 +76,9 @@ def plan_missing(
                 raise ConditionsError(f"{message}, and no A/A session has measured it", next=noise_command(baseline))
     if request.check:
         request.check(job)
-    if followed and (done := store.job(followed)).state == "done" and done.plan.compared == job.compared:
+    models = {_identity(*each, probe) for each in _models(sides, job)}
+    done = store.job(followed) if followed else None
+    if done and done.state == "done" and done.plan.compared == job.compared and models <= _read(store, followed):
         return Todo(), None
     return Todo(), shared(store, job, device_of(sides[0], probe).id)
 
@@ -84,10 +86,12 @@ def plan_missing(
 def answered(store: Store, request: Request, sides: Sequence[Side], besides: Collection[str] = ()) -> str:
     """Return the oldest session that has answered a request, on the device that the host last had; "" for none.
 
-    It compared the same and ended well, and is none of `besides` and not rejected. The host is not contacted.
+    It compared the same and ended well, and is none of `besides` and not rejected. The host is not contacted: its
+    model files are taken to be as it last had them.
     """
     asked = everything(request, sides, request.name)
     device = device_on(store, request.experiment.host, asked)
+    models = {model_on(store, *each, device) for each in _models(sides, asked)}
     rows = store.rows(
         """SELECT job_id FROM jobs WHERE (host, kind, experiment, protocol, exit_code) = (?, ?, ?, ?, 0)
            ORDER BY intent_at""",
@@ -96,9 +100,20 @@ def answered(store: Store, request: Request, sides: Sequence[Side], besides: Col
     for job in (store.job(row["job_id"]) for row in rows if row["job_id"] not in besides):
         there = {each.id for each in store.devices(job.job_id).values()} == {device}
         same = there and job.subject == request.subject and job.plan.compared == asked.compared
-        if same and not job.rejected:
+        if same and not job.rejected and models <= _read(store, job.job_id):
             return job.job_id
     return ""
+
+
+def _models(sides: Sequence[Side], job: Plan) -> list[tuple[Experiment, str]]:
+    """Return the models that a job needs, each by its experiment and its name there."""
+    experiments = {side.experiment.name: side.experiment for side in sides}
+    return [(experiments[step.arm], step.model) for step in job.steps if isinstance(step, ModelStep)]
+
+
+def _read(store: Store, job_id: str) -> set[str]:
+    """Return the ids of the models that a job had."""
+    return {row["model_id"] for row in store.rows("SELECT model_id FROM inputs WHERE job_id = ?", (job_id,))}
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def outlook(store: Store, experiment: Experiment, source: Source, effect: float)
     unknown: dict[str, None] = {}
     for chain in session.chains:
         labels = {cell.key: cell.label for cell in chain.baseline.cells}
-        model = _model(store, experiment, chain.baseline.model, device)
+        model = model_on(store, experiment, chain.baseline.model, device)
         known = judgement.of_itself(store, device, [*labels], model)
         for comparison in comparisons(chain):
             label, metric = labels[comparison.baseline], comparison.metric
@@ -122,6 +122,16 @@ def device_on(store: Store, host: str, job: Plan) -> str:
     return str(rows[0]["device_id"]) if rows else ""
 
 
+def model_on(store: Store, experiment: Experiment, name: str, device: str) -> str:
+    """Return a model's id, "" for no model; for a file, the one last seen on the device's hosts."""
+    rows = store.rows(
+        """SELECT model_id, path, recipe FROM inputs JOIN jobs USING (job_id)
+           WHERE job_id IN (SELECT job_id FROM arms WHERE device_id = ?) AND inputs.name = ? ORDER BY intent_at""",
+        (device, name),
+    )
+    return model_read(experiment.models[name], rows) if name else ""
+
+
 def noise_command(experiment: Experiment) -> str:
     """Return the command that measures an experiment's noise on its host, to be typed in the current folder."""
     from dgxlab.spec.resolve import label  # imported late: half the time of a short command
@@ -134,16 +144,6 @@ def _reach(chain: ChainStep, floor: float, effect: float, session: Session) -> t
     chosen = session.cycles or stats.planned_cycles([floor], session.effect, chain.claims)
     needed = stats.cycles_to_detect(effect, floor, chain.claims)
     return stats.mde(floor, chosen, chain.claims), needed and max(needed, stats.fewest_cycles(chain.claims)), chosen
-
-
-def _model(store: Store, experiment: Experiment, name: str, device: str) -> str:
-    """Return a model's id, "" for no model; for a file, the one last seen on the device's hosts."""
-    rows = store.rows(
-        """SELECT model_id, path, recipe FROM inputs JOIN jobs USING (job_id)
-           WHERE job_id IN (SELECT job_id FROM arms WHERE device_id = ?) AND inputs.name = ? ORDER BY intent_at""",
-        (device, name),
-    )
-    return model_read(experiment.models[name], rows) if name else ""
 
 
 def least_s(store: Store, job: Plan, device: str) -> float:

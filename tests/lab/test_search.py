@@ -4,10 +4,11 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from dgxlab.lab.missing import answered
+from dgxlab.lab.missing import answered, plan_missing
+from dgxlab.lab.provision import probe_for
 from dgxlab.lab.request import Request, sourced
 from dgxlab.lab.search import Compared, Search, Step, Subject, bisect
-from dgxlab.model import Session
+from dgxlab.model import FileModel, Plan, Session
 from dgxlab.stats import Verdict
 from tests import toy
 from tests.journals import experiment
@@ -26,6 +27,24 @@ def test_each_session_of_the_record_answers_once(toy_lab: ToyLab) -> None:
         return answered(toy_lab.lab.store, request, sides, used)
 
     assert [answer(sessions[:number]) for number in range(3)] == [*sessions, ""]
+
+
+def test_a_model_file_that_has_changed_is_measured_again(toy_lab: ToyLab) -> None:
+    """As soon as the host is asked, or another job has read it."""
+    (file := toy_lab.folder / "own.gguf").write_bytes(toy.GGUF)
+    bench = (toy.llama_bench(n_prompt=(16,), n_gen=(0,)),)
+    experiment = toy_lab.experiment(models={"m": FileModel(str(file))}, bench=bench, session=Session(cycles=6))
+    job_id = toy_lab.run_well(experiment, "noise", baseline=experiment)[0].job_id
+    request, sides = sourced(toy_lab.lab.cache, Request("noise", experiment, experiment), quiet)
+
+    def left() -> Plan | None:
+        return plan_missing(toy_lab.lab.store, request, sides, probe_for(toy_lab.host, *sides), job_id)[1]
+
+    assert (left(), answered(toy_lab.lab.store, request, sides)) == (None, job_id)
+    file.write_bytes(toy.GGUF + b"more")
+    assert left()
+    toy_lab.run(experiment)
+    assert answered(toy_lab.lab.store, request, sides) == ""
 
 
 def test_a_bisection_names_the_sessions_that_have_answered() -> None:
