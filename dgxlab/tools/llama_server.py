@@ -32,6 +32,8 @@ BUNCHED = 0.25
 """Share of the events that may arrive together with the one before; more means that something collects them."""
 TOGETHER = 0.05
 """Share of the median distance of events below which two arrive together."""
+OF_ONE_DRAFT = 0.5
+"""The same with a draft model, of the mean distance: most events arrive together, so that the median says nothing."""
 
 BEHIND = 0.1
 """Largest p95 of how late requests were sent, of the median time to the first token."""
@@ -55,16 +57,27 @@ def steady(streams: Sequence[Mapping[str, Any]]) -> list[float]:
     Raises:
         Refused: if some stream got fewer than STEADY tokens in that time.
     """
-    times = [[each["sent_us"] + at for at in accumulate(each["at_us"])] for each in streams]
-    begin, end = max(each[0] for each in times), min(each[-1] for each in times)
+    arrivals = [_arrivals(each) for each in streams]
+    begin, end = max(each[0][0] for each in arrivals), min(each[-1][0] for each in arrivals)
     speeds = []
-    for number, (at, stream) in enumerate(zip(times, streams, strict=True)):
-        inside = [(us, tokens) for us, tokens in zip(at, stream["tokens"], strict=True) if begin <= us <= end]
+    for number, arrived in enumerate(arrivals):
+        inside = [(us, tokens) for us, tokens in arrived if begin <= us <= end]
         count = sum(tokens for _, tokens in inside[1:])
         if count < STEADY:
             raise Refused(f"no steady window: stream {number} got {count} tokens while all generated, not {STEADY}")
         speeds.append(count / (inside[-1][0] - inside[0][0]) * 1e6)
     return speeds
+
+
+def _arrivals(stream: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Return when each event arrived and its tokens; what the model accepted of a draft is one event, at its last."""
+    times = [stream["sent_us"] + at for at in accumulate(stream["at_us"])]
+    close = OF_ONE_DRAFT * (times[-1] - times[0]) / len(times) if stream["end"].get("drafted") else 0.0
+    arrived: list[tuple[int, int]] = []
+    for us, tokens in zip(times, stream["tokens"], strict=True):
+        together = arrived.pop()[1] if arrived and us - arrived[-1][0] < close else 0
+        arrived.append((us, tokens + together))
+    return arrived
 
 
 def metrics(streams: Sequence[Mapping[str, Any]], pp: int, tg: int) -> dict[str, float]:

@@ -113,6 +113,15 @@ def test_tokens_of_an_accepted_draft_arrive_together() -> None:
     assert "something between server and client collects" in problem
 
 
+def test_an_accepted_draft_is_within_the_steady_window_or_not_at_all() -> None:
+    """A step of 16 ms is of 8 tokens; all generate since 10 us after the first stream's first token."""
+    answers = [stream(first, at_us=[first, *[15_860, *[20] * 7] * 13], tokens=[1] * 105) for first in (5000, 5010)]
+    for each in answers:
+        each["end"] |= {"ms": 208.0, "drafted": 91}
+    assert metrics(answers, 16, 105)["speed_tg"] == pytest.approx(2 * 8 / 0.016)
+    assert list(unfair(answers)) == []
+
+
 def test_a_row_gives_its_numbers_again() -> None:
     parsed = parse(output((1, 4), 16, 100, 3), cells())
     for cell, result in zip(cells(), parsed.results, strict=True):
