@@ -68,6 +68,7 @@ class Builder:
         Raises:
             BuildFailed: if configuring, compiling or linking fails; `details` has the first error.
             RemoteError: if the source code is missing or differs from the plan's.
+            HostBusy: if a job that the build would disturb measures for too long.
         """
         begin, folder = time.monotonic(), self.bench.root.builds / self.identity
         stamp = installed(folder, self.identity)
@@ -80,8 +81,10 @@ class Builder:
                     # installed programs are built again too: in the work folder they may be those of another arm
                     others = sorted(set(stamp["binaries"] if stamp else ()) - set(self.arm.targets))
                     targets = sorted([*self.arm.targets, *others])
-                    self._compile(targets, [*self.step.compile, *others], fd)
-                    stamp = self._install(folder, targets)
+                    with self.bench.lease.building() as waited:
+                        begin += waited  # it counts as what a build takes
+                        self._compile(targets, [*self.step.compile, *others], fd)
+                        stamp = self._install(folder, targets)
         assert stamp
         if reused:
             os.utime(folder / _STAMP)  # its last use, for `host clean`

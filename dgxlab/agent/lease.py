@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from dgxlab.agent.environment import base_env, settings
@@ -11,7 +13,7 @@ from dgxlab.agent.facts import user
 from dgxlab.agent.gpus import ComputeProcess, compute_processes, foreign, phrase
 from dgxlab.agent.lock import BenchLock, OwnerFile, Signature
 from dgxlab.errors import HostBusy, RemoteError, longer
-from dgxlab.model import GateStep, Plan, gpu_backends
+from dgxlab.model import GateStep, Plan, digest, gpu_backends
 from dgxlab.model.reasons import Code, Reason, reason
 from dgxlab.units import busy
 
@@ -69,7 +71,7 @@ class _Holder(NamedTuple):
 
 
 class DeviceLease:
-    """The devices of one job, locked between `hold` and `release`.
+    """The devices of one job, locked between `hold` and `release`; a build shares the locks with other builds.
 
     `gpus` are those of the host's facts. `own` has the pids that the job started; the caller adds to them. `on_change`
     is called with `state`, `path` and `owner` of a LockEvent.
@@ -81,7 +83,11 @@ class DeviceLease:
         self.devices = devices(plan, gpus)
         self._plan, self._own, self._on_change = plan, own, on_change
         self._owner = Signature(plan.job_id, user())
-        self._locks = [BenchLock(device) for device in self.devices]
+        # where hosts.yaml names processors, only a build on the same ones disturbs
+        processors = settings().processors
+        names = [f"{device}-{digest(processors, 8)}" if processors else device for device in self.devices]
+        self._locks = [BenchLock(name) for name in dict.fromkeys((*self.devices, *names))]
+        self._builds = [BenchLock(name, kind=fcntl.LOCK_SH) for name in names]
         self._on_gpus = self.devices != (CPU,)
         path = settings().lock
         self._file = OwnerFile(path, self._owner) if path else None
@@ -91,7 +97,7 @@ class DeviceLease:
     @property
     def fds(self) -> list[int]:
         """Descriptors of the locks that are held, which measured programs inherit."""
-        return [fd for lock in self._locks for fd in lock.fds]
+        return [fd for lock in (*self._locks, *self._builds) for fd in lock.fds]
 
     def hold(self) -> float:
         """Wait for exclusive use of the devices, and return the seconds waited; safe to repeat.
@@ -108,9 +114,28 @@ class DeviceLease:
             self._on_change("unwatched", str(self._file.path), "its folder is not there")
             self._unwatched_noted = True
         before = [lock.since for lock in self._locks]
+        waited = self._wait(self._holder)
+        if [lock.since for lock in self._locks] != before:
+            for lock in self._locks:
+                self._on_change("held", str(lock.path), self._plan.job_id)
+        return waited
+
+    @contextmanager
+    def building(self) -> Iterator[float]:
+        """Wait until no job measures that a build would disturb, and let none begin; yield the seconds waited.
+
+        Raises HostBusy as `hold` does.
+        """
+        try:
+            yield self._wait(lambda: self._held_by_another(self._builds))
+        finally:
+            for lock in self._builds:
+                lock.release()
+
+    def _wait(self, find_holder: Callable[[], _Holder | None]) -> float:
         begin, pause, reported = time.monotonic(), _FIRST_PAUSE_S, ("", object())
         try:
-            while holder := self._holder():
+            while holder := find_holder():
                 left = self._left_s - (time.monotonic() - begin)
                 if left <= 0:
                     wait_s = self._plan.wait_s
@@ -124,9 +149,6 @@ class DeviceLease:
         finally:
             waited = time.monotonic() - begin
             self._left_s -= waited
-        if [lock.since for lock in self._locks] != before:
-            for lock in self._locks:
-                self._on_change("held", str(lock.path), self._plan.job_id)
         return waited
 
     def strangers(self, processes: Iterable[ComputeProcess]) -> list[ComputeProcess]:
@@ -164,11 +186,8 @@ class DeviceLease:
 
     def _holder(self) -> _Holder | None:
         """Return the first holder to wait for. Locks come first, so that only one job at a time checks the rest."""
-        for number, lock in enumerate(self._locks):
-            if not lock.take(self._owner):
-                for later in self._locks[number:]:  # keep only locks that come earlier in the common order
-                    later.release()
-                return _Holder(str(lock.path), lock.owner(), lock.owner())
+        if holder := self._held_by_another(self._locks):
+            return holder
         if self._file:
             if who := self._file.claimed_by():
                 return _Holder(str(self._file.path), who, who)
@@ -182,3 +201,12 @@ class DeviceLease:
         if not strangers:
             return None
         return _Holder(strangers[0].gpu_uuid, [process.pid for process in strangers], phrase(strangers))
+
+    def _held_by_another(self, locks: Sequence[BenchLock]) -> _Holder | None:
+        """Take locks; return who holds the first that cannot be taken."""
+        for number, lock in enumerate(locks):
+            if not lock.take(self._owner):
+                for later in locks[number:]:  # keep only locks that come earlier in the common order
+                    later.release()
+                return _Holder(str(lock.path), lock.owner(), lock.owner())
+        return None

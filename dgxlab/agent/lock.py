@@ -1,7 +1,8 @@
 """Locks for measuring: one benchmark lock per device, and the owner file that people who share a machine sign.
 
-A benchmark lock works across users, and the kernel releases it when the holder dies. The owner file is for people and
-scripts that do not use flock: a job waits while another person's name is in it, and signs it while it measures.
+A benchmark lock works across users, and the kernel releases it when the holder dies. One job measures under it, or any
+number of jobs build. The owner file is for people and scripts that do not use flock: a job waits while another person's
+name is in it, and signs it while it measures.
 """
 
 from __future__ import annotations
@@ -62,13 +63,14 @@ class Signature:
 
 
 class BenchLock:
-    """An exclusive flock on the file dgxlab-<device> in each of FOLDERS in which it exists or can be created.
+    """A flock on the file dgxlab-<device> in each of FOLDERS in which it exists or can be created.
 
     All of them must be locked, because some users cannot create a file in the first folder. Measured programs inherit
     the descriptors: a program that outlives the agent keeps the device locked.
     """
 
-    def __init__(self, device: str, folders: Sequence[Path] = ()) -> None:
+    def __init__(self, device: str, folders: Sequence[Path] = (), kind: int = fcntl.LOCK_EX) -> None:
+        self._kind = kind
         self.since: float | None = None
         """When the lock was taken, None while it is not held."""
         self._paths = [folder / f"dgxlab-{device}" for folder in folders or _folders()]
@@ -123,7 +125,7 @@ class BenchLock:
         if mine is not None and in_place(mine, path):
             return True
         fd = _open(path)
-        if fd is not None and not lock(fd, tries=TRIES):
+        if fd is not None and not lock(fd, self._kind, TRIES):
             self.path, self._holder = path, Signature.read(fd)
             os.close(fd)
             return False

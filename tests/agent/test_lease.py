@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -140,6 +141,37 @@ def test_who_waits_keeps_only_what_comes_before(here: Path, told: list[tuple[str
     mine.release()
     for lock in theirs:
         lock.release()
+
+
+@pytest.mark.parametrize(
+    ("builds", "measures", "waits"), [([], [], True), ([0, 1], [0, 1], True), ([0, 1], [2, 3], False), ([], [2], True)]
+)
+def test_what_measures_and_builds_on_the_same_processors_wait_for_each_other(
+    here: Path,
+    told: list[tuple[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    builds: list[int],
+    measures: list[int],
+    waits: bool,
+) -> None:
+    def of(processors: list[int]) -> DeviceLease:
+        monkeypatch.setenv("DGXLAB_HOST", json.dumps({"processors": processors}))
+        return lease(plan({}, GGML_CUDA="OFF"), told)
+
+    busy = pytest.raises(HostBusy, match=r"dgxlab-cpu.* is held by job") if waits else nullcontext()
+    mine, other, measuring = of(builds), of(builds), of(measures)
+    with mine.building(), other.building():
+        assert len(mine.fds) == 1  # for compilers that outlive the agent
+        with busy:
+            measuring.hold()
+    measuring.hold()
+    with busy, mine.building():
+        pass
+    measuring.release()
+    with mine.building():
+        pass
+    mine.hold()  # it does not wait for itself
+    mine.release()
 
 
 def test_missing_folder_is_said_once(here: Path, told: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
