@@ -206,7 +206,7 @@ class DeviceLease:
         """Take locks; return who holds the first that cannot be taken."""
         for number, lock in enumerate(locks):
             if not lock.take(self._owner):
-                for later in locks[number:]:  # keep only locks that come earlier in the common order
+                for later in locks[number + 1 :]:  # keep only locks that come earlier in the common order
                     later.release()
                 return _Holder(str(lock.path), lock.owner(), lock.owner())
         return None

@@ -66,7 +66,8 @@ class BenchLock:
     """A flock on the file dgxlab-<device> in each of FOLDERS in which it exists or can be created.
 
     All of them must be locked, because some users cannot create a file in the first folder. Measured programs inherit
-    the descriptors: a program that outlives the agent keeps the device locked.
+    the descriptors: a program that outlives the agent keeps the device locked. Jobs get it in the order in which they
+    asked.
     """
 
     def __init__(self, device: str, folders: Sequence[Path] = (), kind: int = fcntl.LOCK_EX) -> None:
@@ -77,7 +78,9 @@ class BenchLock:
         self.path = self._paths[0]
         """The first file of the lock; after a failed `take` the file that another job holds."""
         self._files: dict[Path, int] = {}
-        self._holder: Signature | None = None
+        self._holder: Signature | str | None = None
+        self._queue: int | None = None
+        self._asked = 0
 
     @property
     def fds(self) -> list[int]:
@@ -93,15 +96,21 @@ class BenchLock:
         Raises:
             RemoteError: if a file cannot be opened or locked, or no folder can have one.
         """
-        before = None
+        before, held = None, bool(self._files)
         while before != self._files:  # repeat until the set of lock files is stable
             before = dict(self._files)
             if not all(map(self._lock, self._paths)):
-                self.release()
+                self._close()
+                self._is_first()
                 return False
         if not self._files:
             folders = " or ".join(str(path.parent) for path in self._paths)
             raise RemoteError(f"no benchmark lock can be made: {folders} must be writable", next="sudo chmod 1777 /tmp")
+        if not held and not self._is_first():
+            self._close()
+            self._holder = "a job that has waited longer"
+            return False
+        self._leave()
         self.path = next(path for path in self._paths if path in self._files)
         if self.since is None:
             self.since = time.time()
@@ -115,9 +124,37 @@ class BenchLock:
 
     def release(self) -> None:
         """Close the files; the lock stays held while a child has the descriptors that it inherited."""
+        self._close()
+        self._leave()
+
+    def _close(self) -> None:
         for fd in self._files.values():
             os.close(fd)
         self._files, self.since = {}, None
+
+    def _is_first(self) -> bool:
+        """Join the jobs that wait for the lock, and return whether none of them asked earlier.
+
+        Each has locked a byte of an empty file, at the time of its asking in ns: the kernel forgets those that die.
+        """
+        if self._queue is None:
+            files = (_open(path.with_name(f"{path.name}-queue")) for path in reversed(self._paths))
+            self._queue = next((fd for fd in files if fd is not None), None)  # all users have the last folder
+            if self._queue is None:  # the lock's files were there, and no other can be made beside them
+                return True
+            self._asked = time.monotonic_ns()
+            fcntl.lockf(self._queue, fcntl.LOCK_EX, 1, self._asked)
+        try:
+            fcntl.lockf(self._queue, fcntl.LOCK_SH | fcntl.LOCK_NB, self._asked)
+        except BlockingIOError:
+            return False
+        fcntl.lockf(self._queue, fcntl.LOCK_UN, self._asked)
+        return True
+
+    def _leave(self) -> None:
+        if self._queue is not None:
+            os.close(self._queue)
+        self._queue = None
 
     def _lock(self, path: Path) -> bool:
         """Lock the file now at `path`, replacing an earlier one; skip a file that cannot be created."""

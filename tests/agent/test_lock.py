@@ -10,6 +10,7 @@ import sys
 import tempfile
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -155,6 +156,41 @@ def test_file_that_appears_in_a_better_folder_is_locked_too(tmp_path: Path, monk
     assert not other.take(BOB)
     assert other.owner().startswith("job J1 of alice, since ")
     mine.release()
+
+
+def test_who_asked_first_is_served_first(pair: tuple[BenchLock, BenchLock]) -> None:
+    """Also where the others look more often; the dead are not waited for."""
+    code = textwrap.dedent(
+        """
+        import sys, time
+        from pathlib import Path
+        from dgxlab.agent.lock import BenchLock, Signature
+        folder, name, pause_s = sys.argv[1:]
+        lock = BenchLock("cpu", (Path(folder),))
+        while not lock.take(Signature(name, "x")):
+            print("waits", flush=True)
+            time.sleep(float(pause_s))
+        print("took", time.monotonic_ns(), flush=True)
+        """
+    )
+    lock, late = pair
+    assert lock.take(ALICE)
+    waiting = []
+    for name, pause_s in (("killed", "60"), ("first", "1"), ("second", "0.3"), ("third", "0.01")):
+        argv = [sys.executable, "-c", code, str(lock.path.parent), name, pause_s]
+        waiting.append(subprocess.Popen(argv, stdout=subprocess.PIPE, text=True))
+        assert waiting[-1].stdout
+        assert waiting[-1].stdout.readline() == "waits\n"
+    killed, *waiting = waiting
+    lock.release()
+    time.sleep(0.2)
+    assert not late.take(BOB)
+    assert late.owner() == "a job that has waited longer"
+    killed.kill()
+    killed.communicate()
+    at = [int(child.communicate(timeout=30)[0].split()[-1]) for child in waiting]
+    assert at == sorted(at)
+    assert late.take(BOB)
 
 
 def test_of_many_only_one_at_a_time(tmp_path: Path) -> None:
