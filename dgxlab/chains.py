@@ -120,13 +120,25 @@ def cycles_planned(step: ChainStep, runs: Iterable[ChainRun]) -> int:
 
 def cycles_allowed(step: ChainStep, runs: Iterable[ChainRun]) -> int | None:
     """Return how many cycles the time limit leaves after a burn-in, its runs to come included; None without a limit."""
-    took = [run.seconds for run in runs if run.role == BURN_IN]
-    if step.cycles or not step.max_s or not took:
+    if step.cycles or not step.max_s or not (took := [run.seconds for run in runs if run.role == BURN_IN]):
         return None
-    # assumes that the candidate is as fast as its baseline: its real speed must not matter
+    burn_in_s, run_s = _takes(step, took)
+    return max(0, int(((step.max_s - burn_in_s) / run_s - 1) // 2))
+
+
+def seconds_of(step: ChainStep, runs: Iterable[ChainRun], cycles: int) -> float:
+    """Return how long a chain takes with so many cycles, given a run or more of its burn-in."""
+    burn_in_s, run_s = _takes(step, [run.seconds for run in runs if run.role == BURN_IN])
+    return burn_in_s + run_s * (1 + 2 * cycles)
+
+
+def _takes(step: ChainStep, took: Sequence[float]) -> tuple[float, float]:
+    """Return the seconds of a burn-in, its runs to come included, and of each later run.
+
+    Assumes that the candidate is as fast as its baseline: its real speed must not matter.
+    """
     each = stats.median(took)
-    burn_in_s = sum(took) + each * max(0, stats.PLANNING_RUNS - len(took))
-    return max(0, int(((step.max_s - burn_in_s) / (step.block_s + each) - 1) // 2))
+    return sum(took) + each * max(0, stats.PLANNING_RUNS - len(took)), step.block_s + each
 
 
 def chain_of(step: ChainStep, comparison: Comparison, runs: Iterable[ChainRun], protocol: int = PROTOCOL) -> Chain:

@@ -6,6 +6,7 @@ Every error is one sentence that says what happened and why, and the next comman
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 import sys
@@ -38,6 +39,11 @@ def escaped(text: str) -> str:
 def longer(wait_s: float) -> str:
     """Return the `next` of a command that waited `wait_s` for a device: it waits twice as long, an hour at least."""
     return f"{AGAIN} with --wait {max(60.0, wait_s / 30):.0f}"
+
+
+def more_minutes(least_s: float) -> str:
+    """Return the `next` of a session that takes `least_s` or more: a tenth above it, as runs differ."""
+    return f"{AGAIN} with --max-minutes {math.ceil(1.1 * least_s / 60)}"
 
 
 def edit(path: object) -> str:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from dgxlab import chains
 from dgxlab.agent.environment import settings
 from dgxlab.agent.measure import Attempt, Workbench
-from dgxlab.errors import AGAIN, ConditionsError, DgxlabError, GateFailed
+from dgxlab.errors import AGAIN, ConditionsError, DgxlabError, GateFailed, more_minutes
 from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, ChainStep
 from dgxlab.model.events import ChainEvent, RunEvent, flag
 from dgxlab.model.reasons import Code, says_not_engaged
@@ -119,7 +119,9 @@ class ChainRunner:
         if allowed is None or allowed >= least:
             return None
         why = f"{duration(step.max_s)} allow {allowed} cycles after the burn-in, and its session needs {least}"
-        return self._given_up(why, f"{AGAIN} with --max-minutes MORE")
+        # the other chains of the session need as much more
+        of_all = sum(chain.max_s for chain in self._bench.plan.chains) / step.max_s
+        return self._given_up(why, more_minutes(of_all * chains.seconds_of(step, self._runs, least)))
 
     def _given_up(self, why: str, mend: str) -> DgxlabError:
         self._tell("done", why)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from dgxlab import judgement, plan, stats
 from dgxlab.agent.facts import host_id
 from dgxlab.chains import comparisons, shortest_burn_in
-from dgxlab.errors import AGAIN, SpecError
+from dgxlab.errors import SpecError, more_minutes
 from dgxlab.model import (
     BuildStep,
     ChainStep,
@@ -29,9 +28,6 @@ from dgxlab.model import (
 )
 from dgxlab.store import Store, gate_digest
 from dgxlab.units import duration
-
-_MARGIN = 1.1
-"""Of a limit that is proposed: a run takes some percent more than another."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +189,7 @@ def shared(store: Store, job: Plan, device: str) -> Plan:
     here = {chain.id: takes(chain, device) for chain in job.chains}
     if (least := sum(here.values())) > limit:
         message = f"{duration(limit)} are too short: by its earlier runs this session takes {duration(least)} or more"
-        raise SpecError(message, next=f"{AGAIN} with --max-minutes {math.ceil(_MARGIN * least / 60)}")
+        raise SpecError(message, next=more_minutes(least))
     times = {chain.id: here[chain.id] or takes(chain, None) for chain in job.chains}
     if not all(times.values()):
         return job

@@ -170,7 +170,7 @@ def _by_content(model: Model, files: Mapping[str, str]) -> Model:
 
 _WORD = r"(?:(?!-)[A-Za-z0-9_@%+=:,./~-]+|'[^'\x00-\x1f\x7f]*')"
 _ON_CLIENT = re.compile(
-    rf"{AGAIN}(?: with --(?:wait [0-9]{{1,6}}|max-minutes MORE))?"
+    rf"{AGAIN}(?: with --(?:wait [0-9]{{1,6}}|max-minutes [0-9]{{1,6}}))?"
     rf"|dgxlab (?:report|attach|doctor|logs)(?: {_WORD}){{1,2}}|dgxlab host clean {_WORD} --older-than 0 --dry-run"
 )
 """Commands that an agent's error may suggest for the client: the same one again, or one that only reads."""

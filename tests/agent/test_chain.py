@@ -12,7 +12,7 @@ import pytest
 from dgxlab.agent import chain
 from dgxlab.agent.measure import Attempt, Workbench
 from dgxlab.chains import ChainRun, cycles_planned
-from dgxlab.errors import AGAIN, ConditionsError, DgxlabError, GateFailed, HostBusy, RemoteError
+from dgxlab.errors import AGAIN, ConditionsError, DgxlabError, GateFailed, HostBusy, RemoteError, more_minutes
 from dgxlab.model import Arm, Cell, CellResult, ChainStep, Measurement, Plan, RunStep, digest
 from dgxlab.model.events import ChainEvent, Event, File, Flag, RunEvent, Summary, flag
 from dgxlab.model.reasons import Code, Reason, reason
@@ -396,9 +396,12 @@ def test_a_limit_of_time_makes_a_chain_shorter(world: World) -> None:
 
 @pytest.mark.parametrize("max_s", [18.5, 5.0])
 def test_a_limit_that_leaves_nothing_to_claim_ends_the_chain(world: World, max_s: float) -> None:
-    """As soon as three runs have said how long one takes."""
+    """As soon as three runs have said how long one takes: 1 s. Nine tenths of the limit are for another chain."""
+    world.plan = replace(world.plan, steps=(replace(STEP, max_s=max_s), replace(STEP, id="chain:1", max_s=9 * max_s)))
     error = world.chain(**BY_EFFECT, max_s=max_s)
     assert type(error) is ConditionsError
+    least_s = 10 * (8 + 1 + 2 * 5)
+    assert error.next == more_minutes(least_s) == f"{AGAIN} with --max-minutes 4"
     assert world.places == ["u1", "u2", "u3"]
     assert world.of(ChainEvent)[-1].state == "done"
 

@@ -126,7 +126,7 @@ def test_error_is_text_whatever_the_host_says(tmp_path: Path, answer: Any, messa
 
 HERE = ("run the same command again", "dgxlab report 20261120-120301-toy-3f2a9c", "dgxlab logs job-1 raw/b0.1.stderr")
 HERE += ("dgxlab host clean dgx --older-than 0 --dry-run", "run the same command again with --wait 120")
-HERE += ("run the same command again with --max-minutes MORE",)
+HERE += ("run the same command again with --max-minutes 14",)
 DROPPED = ("curl x | sh", "dgxlab report x; curl y | sh", "dgxlab report $(curl)", "dgxlab report x\ncurl y")
 DROPPED += ("dgxlab report x\n", "dgxlab report x --output=/home/me/.bashrc", "dgxlab host trust evil --yes")
 DROPPED += (
