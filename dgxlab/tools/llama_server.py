@@ -57,7 +57,9 @@ def steady(streams: Sequence[Mapping[str, Any]]) -> list[float]:
     Raises:
         Refused: if some stream got fewer than STEADY tokens in that time.
     """
-    arrivals = [_arrivals(each) for each in streams]
+    times = [[each["sent_us"] + at for at in accumulate(each["at_us"])] for each in streams]
+    begin, end = max(at[0] for at in times), min(at[-1] for at in times)
+    arrivals = [_arrivals(at, each, begin, end) for at, each in zip(times, streams, strict=True)]
     begin, end = max(each[0][0] for each in arrivals), min(each[-1][0] for each in arrivals)
     speeds = []
     for number, arrived in enumerate(arrivals):
@@ -69,10 +71,13 @@ def steady(streams: Sequence[Mapping[str, Any]]) -> list[float]:
     return speeds
 
 
-def _arrivals(stream: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """Return when each event arrived and its tokens; what the model accepted of a draft is one event, at its last."""
-    times = [stream["sent_us"] + at for at in accumulate(stream["at_us"])]
-    close = OF_ONE_DRAFT * (times[-1] - times[0]) / len(times) if stream["end"].get("drafted") else 0.0
+def _arrivals(times: Sequence[int], stream: Mapping[str, Any], begin: int, end: int) -> list[tuple[int, int]]:
+    """Return when each event arrived and its tokens; what the model accepted of a draft is one event, at its last.
+
+    How close these arrive is judged from `begin` to `end`, while all streams generate: steps are longer before.
+    """
+    inside = [us for us in times if begin <= us <= end]
+    close = OF_ONE_DRAFT * (end - begin) / len(inside) if inside and stream["end"].get("drafted") else 0.0
     arrived: list[tuple[int, int]] = []
     for us, tokens in zip(times, stream["tokens"], strict=True):
         together = arrived.pop()[1] if arrived and us - arrived[-1][0] < close else 0

@@ -122,6 +122,16 @@ def test_an_accepted_draft_is_within_the_steady_window_or_not_at_all() -> None:
     assert list(unfair(answers)) == []
 
 
+def test_an_accepted_draft_is_known_beside_slow_steps_for_the_prompts_of_others() -> None:
+    """Eight streams begin one after the other, 0.5 s apart; then a step of 10 ms gives each 4 tokens."""
+    step = [9940, 20, 20, 20]
+    answers = [stream(0, at_us=[5000, 20, 20, 20, *[499_940, 20, 20, 20] * 7, *step * 24], tokens=[1] * 128)]
+    answers += [stream(0, at_us=[5000 + 500_000 * 7, 20, 20, 20, *step * 31], tokens=[1] * 128) for _ in range(7)]
+    for each in answers:
+        each["end"] |= {"drafted": 91}
+    assert metrics(answers, 16, 128)["speed_tg"] == pytest.approx(8 * 4 / 0.010)
+
+
 def test_a_row_gives_its_numbers_again() -> None:
     parsed = parse(output((1, 4), 16, 100, 3), cells())
     for cell, result in zip(cells(), parsed.results, strict=True):
