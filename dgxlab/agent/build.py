@@ -75,16 +75,17 @@ class Builder:
         if folder.exists() and not stamp:
             self.bench.note(f"build {self.identity} is not what was installed: it is built anew")
         if not (reused := self._has_all(stamp)):
-            with _held(self.work, Signature(self.bench.job.job_id, user()), self._wait) as fd:
+            # the devices first: who holds the work folder compiles, and nobody waits for it longer than that takes
+            owner = Signature(self.bench.job.job_id, user())
+            with self.bench.lease.building() as waited, _held(self.work, owner, self._wait) as fd:
+                begin += waited  # it counts as what a build takes
                 stamp = installed(folder, self.identity)  # by another job, for which this one has waited
                 if not (reused := self._has_all(stamp)):
                     # installed programs are built again too: in the work folder they may be those of another arm
                     others = sorted(set(stamp["binaries"] if stamp else ()) - set(self.arm.targets))
                     targets = sorted([*self.arm.targets, *others])
-                    with self.bench.lease.building() as waited:
-                        begin += waited  # it counts as what a build takes
-                        self._compile(targets, [*self.step.compile, *others], fd)
-                        stamp = self._install(folder, targets)
+                    self._compile(targets, [*self.step.compile, *others], fd)
+                    stamp = self._install(folder, targets)
         assert stamp
         if reused:
             os.utime(folder / _STAMP)  # its last use, for `host clean`

@@ -83,7 +83,7 @@ class DeviceLease:
         self.devices = devices(plan, gpus)
         self._plan, self._own, self._on_change = plan, own, on_change
         self._owner = Signature(plan.job_id, user())
-        # where hosts.yaml names processors, only a build on the same ones disturbs
+        # builds of entries with other processors are taken to disturb nothing here
         processors = settings().processors
         names = [f"{device}-{digest(processors, 8)}" if processors else device for device in self.devices]
         self._locks = [BenchLock(name) for name in dict.fromkeys((*self.devices, *names))]

@@ -23,6 +23,8 @@ from dgxlab.errors import RemoteError, command, one_line
 FOLDERS = (Path("/var/lock"), Path("/tmp"))  # noqa: S108 - where /var/lock is closed, /tmp is the one place all users share
 TRIES, PAUSE_S = 5, 0.002
 """Tries to lock a file, and seconds between them: a probe or a job that backs off may hold the lock briefly."""
+PATIENCE_S = 10.0
+"""A job that is first in the queue looks every few seconds: if the lock stays free for longer, it is stopped."""
 _SHORT = 120
 """Max characters shown of other people's text."""
 
@@ -67,7 +69,7 @@ class BenchLock:
 
     All of them must be locked, because some users cannot create a file in the first folder. Measured programs inherit
     the descriptors: a program that outlives the agent keeps the device locked. Jobs get it in the order in which they
-    asked.
+    asked, but for one that is stopped.
     """
 
     def __init__(self, device: str, folders: Sequence[Path] = (), kind: int = fcntl.LOCK_EX) -> None:
@@ -80,7 +82,7 @@ class BenchLock:
         self._files: dict[Path, int] = {}
         self._holder: Signature | str | None = None
         self._queue: int | None = None
-        self._asked = 0
+        self._asked, self._free = 0, 0.0
 
     @property
     def fds(self) -> list[int]:
@@ -102,14 +104,17 @@ class BenchLock:
             if not all(map(self._lock, self._paths)):
                 self._close()
                 self._is_first()
+                self._free = 0.0
                 return False
         if not self._files:
             folders = " or ".join(str(path.parent) for path in self._paths)
             raise RemoteError(f"no benchmark lock can be made: {folders} must be writable", next="sudo chmod 1777 /tmp")
         if not held and not self._is_first():
-            self._close()
-            self._holder = "a job that has waited longer"
-            return False
+            self._free = self._free or time.monotonic()
+            if time.monotonic() - self._free < PATIENCE_S:
+                self._close()
+                self._holder = "jobs that asked earlier"
+                return False
         self._leave()
         self.path = next(path for path in self._paths if path in self._files)
         if self.since is None:
@@ -138,7 +143,7 @@ class BenchLock:
         Each has locked a byte of an empty file, at the time of its asking in ns: the kernel forgets those that die.
         """
         if self._queue is None:
-            files = (_open(path.with_name(f"{path.name}-queue")) for path in reversed(self._paths))
+            files = (_open(path.with_name(f".{path.name}-queue")) for path in reversed(self._paths))
             self._queue = next((fd for fd in files if fd is not None), None)  # all users have the last folder
             if self._queue is None:  # the lock's files were there, and no other can be made beside them
                 return True

@@ -158,39 +158,58 @@ def test_file_that_appears_in_a_better_folder_is_locked_too(tmp_path: Path, monk
     mine.release()
 
 
+WAITS = textwrap.dedent(
+    """
+    import sys, time
+    from pathlib import Path
+    from dgxlab.agent import lock as module
+    folder, name, pause_s, module.PATIENCE_S = *sys.argv[1:4], float(sys.argv[4])
+    lock = module.BenchLock("cpu", (Path(folder),))
+    while not lock.take(module.Signature(name, "x")):
+        print("waits", flush=True)
+        time.sleep(float(pause_s))
+    print("took", time.monotonic_ns(), flush=True)
+    """
+)
+
+
+def waiting_for(lock: BenchLock, name: str, pause_s: float, patience_s: float = 60.0) -> subprocess.Popen[str]:
+    """Start a program that asks for a lock, which another has, every `pause_s`."""
+    argv = [sys.executable, "-c", WAITS, str(lock.path.parent), name, str(pause_s), str(patience_s)]
+    program = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    assert program.stdout
+    assert program.stdout.readline() == "waits\n"
+    return program
+
+
 def test_who_asked_first_is_served_first(pair: tuple[BenchLock, BenchLock]) -> None:
     """Also where the others look more often; the dead are not waited for."""
-    code = textwrap.dedent(
-        """
-        import sys, time
-        from pathlib import Path
-        from dgxlab.agent.lock import BenchLock, Signature
-        folder, name, pause_s = sys.argv[1:]
-        lock = BenchLock("cpu", (Path(folder),))
-        while not lock.take(Signature(name, "x")):
-            print("waits", flush=True)
-            time.sleep(float(pause_s))
-        print("took", time.monotonic_ns(), flush=True)
-        """
-    )
     lock, late = pair
     assert lock.take(ALICE)
-    waiting = []
-    for name, pause_s in (("killed", "60"), ("first", "1"), ("second", "0.3"), ("third", "0.01")):
-        argv = [sys.executable, "-c", code, str(lock.path.parent), name, pause_s]
-        waiting.append(subprocess.Popen(argv, stdout=subprocess.PIPE, text=True))
-        assert waiting[-1].stdout
-        assert waiting[-1].stdout.readline() == "waits\n"
+    asked = (("killed", 60.0), ("first", 1.0), ("second", 0.3), ("third", 0.01))
+    waiting = [waiting_for(lock, name, pause_s) for name, pause_s in asked]
     killed, *waiting = waiting
     lock.release()
     time.sleep(0.2)
     assert not late.take(BOB)
-    assert late.owner() == "a job that has waited longer"
+    assert late.owner() == "jobs that asked earlier"
     killed.kill()
     killed.communicate()
     at = [int(child.communicate(timeout=30)[0].split()[-1]) for child in waiting]
     assert at == sorted(at)
     assert late.take(BOB)
+
+
+def test_a_stopped_job_keeps_a_free_device_from_none(pair: tuple[BenchLock, BenchLock]) -> None:
+    lock, _ = pair
+    assert lock.take(ALICE)
+    stopped = waiting_for(lock, "stopped", 60.0)
+    later = waiting_for(lock, "later", 0.05, patience_s=0.3)
+    lock.release()
+    free = time.monotonic_ns()
+    assert int(later.communicate(timeout=30)[0].split()[-1]) - free > 0.25e9
+    stopped.kill()
+    stopped.communicate()
 
 
 def test_of_many_only_one_at_a_time(tmp_path: Path) -> None:
