@@ -42,7 +42,7 @@ def longer(wait_s: float) -> str:
 
 
 def more_minutes(least_s: float) -> str:
-    """Return the `next` of a session that takes `least_s` or more: a tenth above it, as runs differ."""
+    """Return the `next` of a session that needs `least_s`: a tenth more, as some runs are slower than others."""
     return f"{AGAIN} with --max-minutes {math.ceil(1.1 * least_s / 60)}"
 
 

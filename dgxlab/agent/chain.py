@@ -119,9 +119,9 @@ class ChainRunner:
         if allowed is None or allowed >= least:
             return None
         why = f"{duration(step.max_s)} allow {allowed} cycles after the burn-in, and its session needs {least}"
-        # the other chains of the session need as much more
-        of_all = sum(chain.max_s for chain in self._bench.plan.chains) / step.max_s
-        return self._given_up(why, more_minutes(of_all * chains.seconds_of(step, self._runs, least)))
+        # the other chains keep their shares; if these are too short as well, the next attempt says so before it builds
+        others_s = sum(chain.max_s for chain in self._bench.plan.chains) - step.max_s
+        return self._given_up(why, more_minutes(others_s + chains.seconds_of(step, self._runs, least)))
 
     def _given_up(self, why: str, mend: str) -> DgxlabError:
         self._tell("done", why)

@@ -159,7 +159,7 @@ def as_typed(text: str) -> str:
 
     names = [each.name for each in app.registered_commands] + [each.name for each in app.registered_groups]
     # a sentence may also be about dgxlab itself, or have a command with its --db
-    command = rf"\bdgxlab (?=(?:{'|'.join(map(str, names))})\b)(?!.* --db\b)"
+    command = rf"\bdgxlab (?=(?:{'|'.join(map(str, names))})\b)(?![^`;\n]* --db\b)"
     return re.sub(command, lambda _: f"dgxlab --db {shlex.quote(record)} ", text)
 
 
@@ -169,7 +169,7 @@ def _without(option: Sequence[str], words: Iterable[str]) -> Iterator[str]:
     key = f"{value.partition('=')[0]}=" if name == "--set" else ""  # which gives each key a value of its own
     rest = iter(words)
     for word in rest:
-        if word == name:
+        if name and word == name:
             given = next(rest, "")
             yield from () if given.startswith(key) else (word, given)
         elif not name or not word.startswith(f"{name}={key}"):

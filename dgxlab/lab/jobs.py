@@ -119,7 +119,8 @@ def conclude(lab: Lab, host: Host, status: JobStatus, watch: Watch) -> DgxlabErr
     """
     job_id, rc = status.job_id, status.rc
     if status.state == "absent" and (message := elsewhere(host, lab.store.job(job_id))):
-        details = "to ask there, name that folder as the root: of a host in hosts.yaml, and the host with --host"
+        details = "to ask there, name that folder as the root: of a host in hosts.yaml, and the host with --host;\n"
+        details += f"if it is gone: dgxlab session reject {job_id} --because 'its host is gone'"
         raise RemoteError(message, next=f"dgxlab report {job_id}", details=details)
     if status.state == "staged" or (status.state == "absent" and _may_come(lab.store.job(job_id))):
         raise _not_yet(host, job_id)

@@ -175,7 +175,7 @@ def expected(store: Store, job: Plan, device: str, *, anew: bool = False) -> dic
 def shared(store: Store, job: Plan, device: str) -> Plan:
     """Return a session whose chains share --max-minutes by how long each takes at least; equally if that is not known.
 
-    A chain that never ran on the device counts with its time on another one: only the proportions matter.
+    If one never ran on the device, the times are of the last device that ran them all: only the proportions matter.
 
     Raises SpecError if chains that ran before, with just these cells, take more than the limit with the fewest cycles
     of their claims.
@@ -183,15 +183,23 @@ def shared(store: Store, job: Plan, device: str) -> Plan:
     if not (limit := sum(chain.max_s for chain in job.chains)):
         return job
 
-    def takes(chain: ChainStep, where: str | None) -> float:
-        return _chain_s(chain, _fewest(chain), _run_s(store, chain.baseline, where, exactly=True)) or 0.0
+    def takes(where: str) -> dict[str, float]:
+        runs = ((chain, _run_s(store, chain.baseline, where, exactly=True)) for chain in job.chains)
+        return {chain.id: _chain_s(chain, _fewest(chain), run_s) or 0.0 for chain, run_s in runs}
 
-    here = {chain.id: takes(chain, device) for chain in job.chains}
+    here = takes(device)
     if (least := sum(here.values())) > limit:
         message = f"{duration(limit)} are too short: by its earlier runs this session takes {duration(least)} or more"
         raise SpecError(message, next=more_minutes(least))
-    times = {chain.id: here[chain.id] or takes(chain, None) for chain in job.chains}
-    if not all(times.values()):
+    times: dict[str, float] | None = here
+    if not all(here.values()):
+        others = store.rows(
+            """SELECT device_id FROM rows JOIN runs USING (run_id) JOIN arms USING (job_id, arm)
+               WHERE cell = ? GROUP BY device_id ORDER BY max(started) DESC""",
+            (next(chain.baseline.cells[0].key for chain in job.chains),),
+        )
+        times = next((each for row in others if all((each := takes(row["device_id"])).values())), None)
+    if not times:
         return job
     whole = sum(times.values())
     steps = (replace(s, max_s=limit * times[s.id] / whole) if isinstance(s, ChainStep) else s for s in job.steps)
@@ -231,17 +239,14 @@ def _gate_s(store: Store, step: GateStep, device: str) -> float | None:
     return float(rows[0]["seconds"]) if rows else None
 
 
-def _run_s(store: Store, step: RunStep, device: str | None, *, exactly: bool = False) -> float | None:
-    """Return the seconds of a launch with `exactly` these cells, or with more too: too long is the better estimate.
-
-    `device` is None for any.
-    """
+def _run_s(store: Store, step: RunStep, device: str, *, exactly: bool = False) -> float | None:
+    """Return the seconds of a launch with `exactly` these cells, or with more too: too long is the better estimate."""
     keys = [cell.key for cell in step.cells]
     marks = ",".join("?" * len(keys))
     more = "AND count(*) = (SELECT count(*) FROM rows AS each WHERE each.run_id = runs.run_id)" * exactly
     rows = store.rows(
         f"""SELECT runs.seconds FROM runs JOIN arms USING (job_id, arm) JOIN rows USING (run_id)
-            WHERE device_id = coalesce(?, device_id) AND status = 'valid' AND rows.cell IN ({marks})
+            WHERE device_id = ? AND status = 'valid' AND rows.cell IN ({marks})
             GROUP BY runs.run_id HAVING count(*) = ? {more} ORDER BY started DESC LIMIT 9""",  # noqa: S608 - words from here
         (device, *keys, len(keys)),
     )

@@ -296,9 +296,9 @@ def no_verdict(store: Store, name: str, baseline: str, host: str = "") -> UsageE
     """Return the error for an experiment without a verdict, against a baseline and on a host unless they are ""."""
     against = f" against {baseline!r}" if baseline else ""
     on_host = f" on {host!r}" if host else ""
-    words = (baseline, name, *(("--host", host) if host else ())) if baseline else ("--help",)
+    measures = command("dgxlab", "ab", baseline, name, *(("--host", host) if host else ()))
     message = f"{store.path} has no verdict on {name!r}{against}{on_host}"
-    return UsageError(message, next=command("dgxlab", "ab", *words))
+    return UsageError(message, next=measures if baseline else "dgxlab report")
 
 
 def op_params(params: Mapping[str, Param]) -> dict[str, Param]:

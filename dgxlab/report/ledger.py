@@ -91,7 +91,7 @@ STATUS = {
 
 OF_EXPERIMENT = "kind <> 'noise' AND experiment IN (SELECT digest FROM experiments WHERE experiments.name = :name)"
 """SQL condition: the jobs of an experiment, alone or as the candidate."""
-_OF_ARM = "job_id IN (SELECT job_id FROM runs WHERE arm = :name AND status = 'valid')"
+_OF_ARM = "state = 'done' AND job_id IN (SELECT job_id FROM runs WHERE arm = :name AND status = 'valid')"
 
 
 def experiments(store: Store, wanted: Query) -> Table:
@@ -113,7 +113,7 @@ def experiments(store: Store, wanted: Query) -> Table:
     for name in names:
         latest = asking.newest(store, OF_EXPERIMENT, f"job_id IN ({REJECTED})", name=name)
         # others may have been compared with it
-        latest = latest or asking.newest(store, _OF_ARM, f"state <> 'done', job_id IN ({REJECTED})", name=name)
+        latest = latest or asking.newest(store, _OF_ARM, f"job_id IN ({REJECTED})", name=name)
         outcome = _newest_outcome(store, name)
         if outcome and outcome.newer:
             notes.append(f"{name}: {invalid_since(store, outcome.newer)}")

@@ -396,11 +396,11 @@ def test_a_limit_of_time_makes_a_chain_shorter(world: World) -> None:
 
 @pytest.mark.parametrize("max_s", [18.5, 5.0])
 def test_a_limit_that_leaves_nothing_to_claim_ends_the_chain(world: World, max_s: float) -> None:
-    """As soon as three runs have said how long one takes: 1 s. Nine tenths of the limit are for another chain."""
-    world.plan = replace(world.plan, steps=(replace(STEP, max_s=max_s), replace(STEP, id="chain:1", max_s=9 * max_s)))
+    """As soon as three runs have said how long one takes: 1 s. Another chain has three minutes."""
+    world.plan = replace(world.plan, steps=(replace(STEP, max_s=max_s), replace(STEP, id="chain:1", max_s=180.0)))
     error = world.chain(**BY_EFFECT, max_s=max_s)
     assert type(error) is ConditionsError
-    least_s = 10 * (8 + 1 + 2 * 5)
+    least_s = 180 + 8 + 1 + 2 * 5
     assert error.next == more_minutes(least_s) == f"{AGAIN} with --max-minutes 4"
     assert world.places == ["u1", "u2", "u3"]
     assert world.of(ChainEvent)[-1].state == "done"

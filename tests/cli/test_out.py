@@ -42,8 +42,9 @@ def test_a_hosts_words_are_no_lines_of_ours(capsys: pytest.CaptureFixture[str]) 
 def test_the_next_command_replaces_an_option(monkeypatch: pytest.MonkeyPatch, old: list[str]) -> None:
     """The option that was typed, not what a text says of it."""
     because = ["--because", "the --wait 10 default"]
-    monkeypatch.setattr("sys.argv", ["dgxlab", "try", *old, *because, "toy"])
-    assert as_typed(longer(0.0)) == "dgxlab try --because 'the --wait 10 default' toy --wait 60"
+    monkeypatch.setattr("sys.argv", ["dgxlab", "try", *old, *because, "", "toy"])
+    assert as_typed(longer(0.0)) == "dgxlab try --because 'the --wait 10 default' '' toy --wait 60"
+    assert as_typed(AGAIN) == shlex.join(["dgxlab", "try", *old, *because, "", "toy"])
 
 
 @pytest.mark.parametrize("given", [["--db", "my.db"], ["--db=my.db"]])
@@ -65,6 +66,10 @@ def test_commands_are_about_the_same_record(
     )
     assert (detail, again) == ("  dgxlab sets it itself", f"next: {shlex.join(['dgxlab', *given, 'sessions'])}")
     assert as_typed(again) == again
+    assert (
+        as_typed("`dgxlab report 7` or `dgxlab report --db y`")
+        == "`dgxlab --db my.db report 7` or `dgxlab report --db y`"
+    )
 
 
 def test_a_log_says_what_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:

@@ -197,6 +197,9 @@ def test_chains_share_the_time_by_what_each_needs(toy_lab: ToyLab) -> None:
 
     assert shares(660.0, 512, 1024) == pytest.approx([60.0, 600.0])
     assert shares(66.0, 512, 1024, host="host-b") == pytest.approx([6.0, 60.0])  # by another's times, which refuse none
+    one = journals.Journal(journals.plan("job-2"), journals.facts("host-c")).job().build().model()
+    measured(store, one.run({512: [1.5]}, seconds=400.0))  # times of two devices are not set beside each other
+    assert shares(132000.0, 512, 1024, host="host-c") == pytest.approx([12000.0, 120000.0])
     assert shares(660.0, 512, 4096) == [330.0, 330.0]
     measured(store, journal.run({256: [1.5], 128: [1.5]}, seconds=900.0))  # says nothing of one cell alone
     assert shares(660.0, 512, 256) == [330.0, 330.0]
