@@ -75,7 +75,7 @@ class Builder:
         if folder.exists() and not stamp:
             self.bench.note(f"build {self.identity} is not what was installed: it is built anew")
         if not (reused := self._has_all(stamp)):
-            # the devices first: who holds the work folder compiles, and nobody waits for it longer than that takes
+            # the devices first: the holder of the work folder compiles, so that waiting for it ends when that does
             owner = Signature(self.bench.job.job_id, user())
             with self.bench.lease.building() as waited, _held(self.work, owner, self._wait) as fd:
                 begin += waited  # it counts as what a build takes
