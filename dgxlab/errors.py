@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 AGAIN = "run the same command again"
-"""A value of `next`, perhaps followed by " with OPTION"; `cli` prints the command that the user typed instead."""
+"""A value of `next`, perhaps followed by " with OPTION" or " without OPTION"; `cli` prints what was typed."""
 
 UNSEEN = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 """A regex of characters that control a terminal, change the text direction, or are unpaired surrogates."""

@@ -268,7 +268,7 @@ def _of_family(
     elif session.cycles:
         why = "session.cycles fixes the number of cycles by hand"
     if max_s and why:
-        raise SpecError(f"--max-minutes has nothing to shorten: {why}", next=edit(baseline.path))
+        raise SpecError(f"--max-minutes has nothing to shorten: {why}", next=f"{AGAIN} without --max-minutes")
     if screens:
         return chains
     if 0 < session.cycles < needed and not level:

@@ -149,18 +149,20 @@ def as_typed(text: str) -> str:
     AGAIN is the current command.
     """
     if text.startswith(AGAIN):
-        option = shlex.split(text.removeprefix(AGAIN).removeprefix(" with"))
+        how, *option = shlex.split(text.removeprefix(AGAIN)) or ["with"]
+        if how == "without":
+            return shlex.join(["dgxlab", *_without([*option, ""], sys.argv[1:])])
         return shlex.join(["dgxlab", *_without(option, sys.argv[1:]), *option])
     pairs = zip(sys.argv, [*sys.argv[1:], ""], strict=True)
-    given = (word.partition("=")[2] or after for word, after in pairs if word == "--db" or word.startswith("--db="))
-    if not (record := next(given, "")):
+    given = [word.partition("=")[2] or after for word, after in pairs if word == "--db" or word.startswith("--db=")]
+    if not given:
         return text
     from dgxlab.cli import app
 
     names = [each.name for each in app.registered_commands] + [each.name for each in app.registered_groups]
     # a sentence may also be about dgxlab itself, or have a command with its --db
     command = rf"\bdgxlab (?=(?:{'|'.join(map(str, names))})\b)(?![^`;\n]* --db\b)"
-    return re.sub(command, lambda _: f"dgxlab --db {shlex.quote(record)} ", text)
+    return re.sub(command, lambda _: f"dgxlab --db {shlex.quote(given[-1])} ", text)
 
 
 def _without(option: Sequence[str], words: Iterable[str]) -> Iterator[str]:

@@ -137,6 +137,7 @@ def test_what_no_session_has_measured_is_listed(two: Project, record: Path) -> N
 def test_a_session_that_could_claim_nothing_is_refused(two: Project, words: str, cause: str) -> None:
     ran = two.run("ab", "stream", "half", *words.split())
     assert (ran.rc, ran.out, cause in ran.error, "runs on local" in ran.err) == (9, "", True, False)
+    assert words != "--max-minutes 5" or ran.next == "dgxlab ab stream half"
 
 
 def test_the_next_command_sets_enough_cycles(two: Project) -> None:

@@ -45,9 +45,10 @@ def test_the_next_command_replaces_an_option(monkeypatch: pytest.MonkeyPatch, ol
     monkeypatch.setattr("sys.argv", ["dgxlab", "try", *old, *because, "", "toy"])
     assert as_typed(longer(0.0)) == "dgxlab try --because 'the --wait 10 default' '' toy --wait 60"
     assert as_typed(AGAIN) == shlex.join(["dgxlab", "try", *old, *because, "", "toy"])
+    assert as_typed(f"{AGAIN} without --wait") == shlex.join(["dgxlab", "try", *because, "", "toy"])
 
 
-@pytest.mark.parametrize("given", [["--db", "my.db"], ["--db=my.db"]])
+@pytest.mark.parametrize("given", [["--db", "my.db"], ["--db=my.db"], ["--db=a.db", "--db", "my.db"]])
 def test_commands_are_about_the_same_record(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: list[str]
 ) -> None:
