@@ -13,11 +13,13 @@ from dgxlab.cli import _complete
 from dgxlab.cli._app import JOB, Workspace, connect
 from dgxlab.cli._out import Format, Out, clean, plural, table, write_bytes
 from dgxlab.cli.run import raise_for_verdicts
-from dgxlab.errors import AGAIN, DgxlabError, JobLost, RemoteError, SpecError, UsageError
+from dgxlab.errors import AGAIN, DgxlabError, JobLost, RemoteError, SpecError, UsageError, command
 from dgxlab.units import duration, size
 
 if TYPE_CHECKING:
+    from dgxlab.lab import Lab
     from dgxlab.store import Job
+    from dgxlab.transport.host import Host
 
 _RunningArgument = Annotated[
     str | None,
@@ -135,6 +137,8 @@ def cancel(job: _RunningArgument = None, host: _WhereOption = None, *, workspace
             text = f"job {known.job_id} has ended ({known.state}): there is nothing to cancel"
             out.result({"job": known.job_id, "state": "done", "rc": rc}, text)
             return
+        if job is None:
+            _only_ours(lab, connected, job_id)
         try:
             status = connected.cancel(job_id)  # also of a job that has ended, as a process of it may have survived
         except RemoteError:  # some of its processes survive; record its end anyway
@@ -144,6 +148,14 @@ def cancel(job: _RunningArgument = None, host: _WhereOption = None, *, workspace
     state = status.rc["status"] if status.rc else status.state
     text = f"job {job_id} has ended ({known.state}): nothing of it runs" if known else f"job {job_id}: {state}"
     out.result({"job": job_id, "state": status.state, "rc": status.rc}, text)
+
+
+def _only_ours(lab: Lab, host: Host, job_id: str) -> None:
+    """Raise UsageError if another record started a job that the user has not named."""
+    known = lab.store.find_job(job_id)
+    if known is None or known.adopted:
+        message = f"job {job_id} was not started from this record, so cancel needs its name"
+        raise UsageError(message, next=command("dgxlab", "cancel", job_id, "--host", host.name))
 
 
 def logs(

@@ -177,6 +177,26 @@ def test_a_first_record_is_made_for_a_job_of_a_host(project: Project, tmp_path: 
 
 
 @pytest.mark.usefixtures("hold")
+def test_a_job_that_another_record_started_is_cancelled_only_by_name(project: Project, tmp_path: Path) -> None:
+    job = started_elsewhere(project, tmp_path)
+    named = f"dgxlab cancel {job} --host local"
+
+    def refused(*args: str) -> None:
+        ran = project.run("cancel", *args)
+        assert (ran.rc, ran.error.startswith(f"job {job} was not started "), ran.next) == (2, True, named)
+
+    refused("--host", "local")
+    attached = project.spawn("attach", job, "--host", "local")
+    assert attached.stderr
+    attached.stderr.readline()
+    os.killpg(attached.pid, signal.SIGINT)
+    attached.communicate(timeout=60)
+    refused()
+    refused("--host", "local")
+    assert project.ok(*named.split()[1:]).out == f"job {job}: cancelled\n"
+
+
+@pytest.mark.usefixtures("hold")
 def test_killed_agent_is_lost_and_reported(project: Project) -> None:
     project.hosts.write_text("box: {local: true}\n")
     job, _ = interrupt(project.spawn("run", slow(project), "--again", "--host", "box"), when="gate MUL_MAT")
