@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from dgxlab.cli import _complete
-from dgxlab.cli._app import JOB, Workspace, connect
+from dgxlab.cli._app import JOB, Workspace, connect, experiment
 from dgxlab.cli._out import Format, Out, clean, plural, table, write_bytes
 from dgxlab.cli.run import raise_for_verdicts
 from dgxlab.errors import AGAIN, DgxlabError, JobLost, RemoteError, SpecError, UsageError, command
@@ -105,17 +105,17 @@ def attach(job: _RunningArgument = None, host: _WhereOption = None, *, workspace
                     error = follow(lab, connected, job_id, watch)
             except JobLost as lost:
                 error = lost
-        again = _again(lab.store.job(job_id))
         page = report.collect_job(lab.store, job_id)
         out.report(page, lambda: report.render(page))
-        tell(lab.store.job(job_id), page.summary if isinstance(page, report.SessionReport) else "")
+        recorded = lab.store.job(job_id)
+        tell(recorded, page.summary if isinstance(page, report.SessionReport) else "")
     try:
         if isinstance(page, report.SessionReport):
             raise_for_verdicts(page, error)
         elif error:
             raise error
     except DgxlabError as error:
-        error.next = again if error.next.startswith(AGAIN) else error.next
+        error.next = _again(recorded) if error.next.startswith(AGAIN) else error.next
         raise
 
 
@@ -225,6 +225,7 @@ def _follow_builds(session: str | None, host: str | None, workspace: Workspace, 
 
 
 def _again(job: Job) -> str:
+    """Return the command that repeats a job; that of its report if this project's specs are not what it measured."""
     from dgxlab.model import SESSIONS
 
     plan, words = job.plan, [job.kind]
@@ -235,4 +236,11 @@ def _again(job: Job) -> str:
         chain = next(plan.chains)
         names = [chain.baseline.arm, chain.candidate.arm][: 1 if job.kind == "noise" else 2]
         words = ["ab", "--screen"] if job.kind == "screen" else words
+    measured = [plan.baseline, plan.experiment][-len(names) :]
+    try:
+        same = [experiment(name, host=job.host).digest for name in names] == measured
+    except SpecError:
+        same = False
+    if not same:  # made with --set, edited since, or of another project
+        return f"dgxlab report {job.job_id}"
     return shlex.join(["dgxlab", *words, *names, "--host", job.host])

@@ -250,6 +250,18 @@ def test_a_cancelled_job_of_a_checkout_has_a_next_command_to_type(project: Proje
     project.ok(*attached.next.split()[1:])
 
 
+@pytest.mark.usefixtures("hold")
+def test_a_cancelled_job_is_repeated_only_by_a_command_that_measures_the_same(project: Project) -> None:
+    job, _ = interrupt(project.spawn("run", slow(project), "--set", "bench.0.llama-bench.n_prompt=[16]"))
+    project.ok("cancel", job)
+    assert project.run("attach", job).next == f"dgxlab report {job}"
+    job, _ = interrupt(project.spawn("run", "slow"))
+    project.ok("cancel", job)
+    assert project.run("attach", job).next == "dgxlab run slow --host local"
+    (project.folder / "experiments" / "slow.yaml").unlink()
+    assert project.run("attach", job).next == f"dgxlab report {job}"
+
+
 def test_ctrl_c_before_a_job_is_said_too(project: Project, tmp_path: Path) -> None:
     slow = f'case "$*" in *fetch*) touch {tmp_path}/here; sleep 60;; esac'
     git = script(tmp_path / "bin" / "git", f'#!/bin/sh\n{slow}\nexec {shutil.which("git")} "$@"\n')
