@@ -140,13 +140,14 @@ def cancel(job: _RunningArgument = None, host: _WhereOption = None, *, workspace
         if job is None:
             _only_ours(lab, connected, job_id)
         try:
+            over = connected.status(job_id).state == "done"
             status = connected.cancel(job_id)  # also of a job that has ended, as a process of it may have survived
         except RemoteError:  # some of its processes survive; record its end anyway
             settle(lab, connected, None, lambda event: None)
             raise
         settle(lab, connected, None, lambda event: None)
-    state = status.rc["status"] if status.rc else status.state
-    text = f"job {job_id} has ended ({known.state}): nothing of it runs" if known else f"job {job_id}: {state}"
+    state = known.state if known else status.rc["status"] if status.rc else status.state
+    text = f"job {job_id} has ended ({state}): nothing of it runs" if known or over else f"job {job_id}: {state}"
     out.result({"job": job_id, "state": status.state, "rc": status.rc}, text)
 
 

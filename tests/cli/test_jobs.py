@@ -93,8 +93,9 @@ def test_cancel_ends_the_job_and_keeps_what_it_measured(project: Project) -> Non
     attached = project.run("attach", job)
     assert (attached.rc, attached.error) == (130, f"job {job} was cancelled")
     assert f"- **session {job[-6:]}** cancelled: " in attached.out
-    again = project.ok("cancel", job)
-    assert (again.out, again.err) == (f"job {job} has ended (cancelled): nothing of it runs\n", "")
+    for host in ([], ["--host", "local"]):
+        again = project.ok("cancel", job, *host)
+        assert (again.out, again.err) == (f"job {job} has ended (cancelled): nothing of it runs\n", "")
 
 
 def test_what_has_ended_needs_no_host(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
