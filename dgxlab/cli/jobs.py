@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +15,7 @@ from dgxlab.cli import _complete
 from dgxlab.cli._app import JOB, Workspace, connect, experiment
 from dgxlab.cli._out import Format, Out, clean, plural, table, write_bytes
 from dgxlab.cli.run import raise_for_verdicts
-from dgxlab.errors import AGAIN, DgxlabError, JobLost, RemoteError, SpecError, UsageError, command
+from dgxlab.errors import AGAIN, DgxlabError, HostError, JobLost, RemoteError, SpecError, UsageError, command
 from dgxlab.units import duration, size
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ def jobs(
     name = host or "local"
     connected = connect(name)
     known: dict[str, Job] = {}
-    with workspace.lab_if_any() if host else workspace.lab() as lab:
+    with workspace.lab_if_any() as lab:
         if lab:
             settle(lab, connected, None, lambda event: None)
             known = {job.job_id: job for job in lab.store.jobs()}
@@ -93,7 +95,7 @@ def attach(job: _RunningArgument = None, host: _WhereOption = None, *, workspace
     from dgxlab.lab.jobs import adopt, ended, ending, find, follow
 
     tell = on_end(out)
-    with workspace.lab(create=host is not None) as lab:
+    with _lab(workspace, job, host) as lab:
         error: DgxlabError | None
         if known := ended(lab, job, host):
             job_id, error = known.job_id, ending(lab, known)
@@ -126,7 +128,7 @@ def cancel(job: _RunningArgument = None, host: _WhereOption = None, *, workspace
     """
     from dgxlab.lab.jobs import ended, find, settle
 
-    with workspace.lab(create=host is not None) as lab:
+    with _lab(workspace, job, host) as lab:
         known = ended(lab, job, host)
         try:
             connected, job_id = find(lab, job, host)
@@ -149,6 +151,21 @@ def cancel(job: _RunningArgument = None, host: _WhereOption = None, *, workspace
     state = known.state if known else status.rc["status"] if status.rc else status.state
     text = f"job {job_id} has ended ({state}): nothing of it runs" if known or over else f"job {job_id}: {state}"
     out.result({"job": job_id, "state": status.state, "rc": status.rc}, text)
+
+
+@contextmanager
+def _lab(workspace: Workspace, job: str | None, host: str | None) -> Iterator[Lab]:
+    """Open the record, a new one for a job of a named host; UsageError with the job's host if there is none."""
+    from dgxlab.store import matching_ids
+
+    with workspace.lab(create=True) if host else workspace.lab_if_any() as lab:
+        if lab is None:
+            on_local: list[str] = []
+            with suppress(HostError):  # no jobs run on this machine
+                on_local = matching_ids([each.job_id for each in connect("local").jobs()], job) if job else []
+            again = f"{AGAIN} with --host local" if len(on_local) == 1 else "dgxlab jobs"
+            raise UsageError("this project has no record yet, so a job is found only with --host HOST", next=again)
+        yield lab
 
 
 def _only_ours(lab: Lab, host: Host, job_id: str) -> None:
@@ -217,7 +234,7 @@ def logs(
 def _follow_builds(session: str | None, host: str | None, workspace: Workspace, out: Out) -> None:
     from dgxlab.lab.jobs import find
 
-    with workspace.lab(create=host is not None) as lab:
+    with _lab(workspace, session, host) as lab:
         connected, job_id = find(lab, session, host)
         for piece in connected.build_output(job_id):
             write_bytes(piece)

@@ -172,7 +172,11 @@ def test_jobs_that_another_record_knows(measured: Project, tmp_path: Path, hold:
 @pytest.mark.usefixtures("hold")
 def test_a_first_record_is_made_for_a_job_of_a_host(project: Project, tmp_path: Path) -> None:
     job = started_elsewhere(project, tmp_path)
-    assert listed(project, job, "--host", "local")["recorded"] == "not here"
+    for host in ([], ["--host", "local"]):
+        assert listed(project, job, *host)["recorded"] == "not here"
+    for words in (["attach"], ["cancel"], ["logs", "-f"]):
+        assert project.run(*words, job).next == f"dgxlab {' '.join(words)} {job} --host local"
+        assert project.run(*words, "nope").next == "dgxlab jobs"
     assert not (project.folder / "results.db").exists()
     assert project.run("cancel", job[:-2], "--host", "local").out == f"job {job}: cancelled\n"
 
