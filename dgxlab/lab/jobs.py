@@ -256,7 +256,8 @@ def find(lab: Lab, text: str | None, where: str | None) -> tuple[Host, str]:
             raise SpecError(message, next=f"dgxlab report {job_id}", details=details) from error
     host = lab.connect(where)
     matching = matching_ids([job.job_id for job in host.jobs()], text)
-    return host, only_match(matching, text, f" on host {where}", next=f"dgxlab jobs --host {where}")
+    unseen = f" on host {where} below {host.entry.root}; jobs below another root or home are not seen from here"
+    return host, only_match(matching, text, unseen, next=f"dgxlab jobs --host {where}")
 
 
 def _only_running(lab: Lab, where: str | None) -> tuple[Host, str]:

@@ -237,6 +237,9 @@ def test_a_job_below_another_root_is_not_lost(
         assert (row["on_host"], row["recorded"], row["why"]) == ("absent", "running", unknown)
         attached = project.run("attach", job)
         assert (attached.rc, attached.error, attached.next) == (4, unknown, f"dgxlab report {job}")
+        for command in ("attach", "cancel"):
+            ran = project.run(command, job, "--host", "local")
+            assert ran.error.endswith(" below ~/.dgxlab; jobs below another root or home are not seen from here")
         project.hosts.write_text(f"before: {{local: true, root: {root}}}\n")
         hold.unlink()
         assert project.ok("attach", job, "--host", "before").out.startswith(f"# Session {job}\n")
