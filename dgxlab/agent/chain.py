@@ -90,7 +90,9 @@ class ChainRunner:
                 self._tell("done", f"the baseline failed twice in a row: {attempt.run.reason}")
                 return self._bench.failure(f"{self._step.id}, {BURN_IN} {number}", attempt)
             unsettled = flag(Code.UNSETTLED, hard=False, runs=number).reason if self._unsettled() else ""
-            self._tell("burn-in", "; ".join(filter(None, (self._last_flaw(), unsettled))))
+            ended = not chains.needs_burn_in(self._step, self._burn_in_values())
+            short = [each.reason for each in attempt.run.flags if ended and each.kind == Code.TOO_SHORT.key]
+            self._tell("burn-in", "; ".join(filter(None, (self._last_flaw(), unsettled, *short))))
             if self._cooling and number == 1:
                 self._cooling.find_gate()
             if number >= _TIMED_RUNS and (error := self._too_short()):

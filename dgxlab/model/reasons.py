@@ -95,7 +95,7 @@ class Code(Enum):
     )
     TOO_SHORT = (
         "it took less than {least:g} s, too short to see whether other programs used its processors:"
-        " raise its repetitions, or take a larger model"
+        " raise its repetitions or tokens, or take a larger model"
     )
     STEAL = _Computed(
         lambda share: f"the hypervisor gave {100 * share:.1f} % of the processors' time to other machines"

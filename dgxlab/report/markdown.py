@@ -211,9 +211,9 @@ def _omitted(tables: Sequence[Table], failures: Sequence[Failure]) -> str:
     counts = Counter({("cycle", "discarded"): len(cycles)})
     runs = [failure for failure in failures if failure.kind != "session"]
     counts.update((run.kind, run.status + " (counted later)" * run.again) for run in runs)
-    counts["flag", ""] = sum(not flag.hard for table in tables for flag in table.flags)
+    counts["flag", ""] = sum(not (flag.hard or flag.plain) for table in tables for flag in table.flags)
     parts = [f"{count} {noun}{'s' * (count > 1)} {what}".rstrip() for (noun, what), count in counts.items() if count]
-    noted = [table for table in tables if table.discards or not all(flag.hard for flag in table.flags)]
+    noted = [table for table in tables if table.discards or not all(flag.hard or flag.plain for flag in table.flags)]
     sessions = {name for table in noted for side in _sides(table) for name in side.provenance.sessions}
     sessions |= {run.session for run in runs}
     names = [alias(session) for session in sorted(sessions)]
@@ -305,7 +305,7 @@ def _items(table: Table, *, wide: bool) -> Iterator[_Part]:
             yield "", f"† {where}: {flag.reason}"
         elif flag.hard:
             yield "hard event", f"in {where}: {flag.reason}"
-        elif wide:
+        elif wide or flag.plain:
             yield "", f"flag in {where}: {flag.reason}"
     names, aside = _aside(table, wide=wide)
     heads = {column.key: f"{column.label} " for column in table.columns if column.key in ("env", *DETAILS)}

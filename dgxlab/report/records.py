@@ -86,6 +86,7 @@ class ShownFlag:
     labels: tuple[str, ...]
     hard: bool
     reason: str
+    plain: bool = field(default=False, metadata=LATER)  # shown without --wide too, as hard ones are
 
 
 @dataclass(frozen=True)

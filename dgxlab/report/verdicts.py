@@ -12,6 +12,7 @@ from dgxlab.chains import drift_limit
 from dgxlab.judgement import Judged
 from dgxlab.judgement.fleets import identity
 from dgxlab.model import BASELINE, CANDIDATE, ChainStep, Plan
+from dgxlab.model.reasons import Code
 from dgxlab.report import ask as asking
 from dgxlab.report.ask import CellAsk
 from dgxlab.report.evidence import (
@@ -349,7 +350,9 @@ def _flags(session: ChainSession, runs: Sequence[RecordRow], *, several: bool) -
     results = []
     for of_kind, reason in by_kind(flag for of_run in flags for flag in of_run):
         labels = list(dict.fromkeys(named[flag["run_id"]] for flag in of_kind))
-        results.append(ShownFlag(labels_of(labels, len(named)), bool(of_kind[0]["hard"]), reason))
+        first = of_kind[0]
+        plain = first["kind"] == Code.TOO_SHORT.key  # nothing else tells that such runs could not be watched
+        results.append(ShownFlag(labels_of(labels, len(named)), bool(first["hard"]), reason, plain))
     return tuple(sorted(results, key=lambda flag: not flag.hard))
 
 

@@ -218,6 +218,13 @@ def test_a_burn_in_that_never_settles_ends(world: World) -> None:
     assert [event.cycle for event in world.of(ChainEvent) if event.note == unsettled.reason] == [16]
 
 
+def test_runs_too_short_to_see_other_programs_are_told_when_the_burn_in_ends(world: World) -> None:
+    short = flag(Code.TOO_SHORT, hard=False, least=0.2)
+    assert world.chain({"": Outcome(flags=(short,))}) is None
+    told = [(event.role, event.cycle) for event in world.of(ChainEvent) if event.note == short.reason]
+    assert told == [("burn-in", 4)]
+
+
 @pytest.mark.parametrize(
     ("outcome", "kind", "message", "next"),
     [

@@ -92,8 +92,12 @@ def test_noise_tells_the_floor_and_what_can_be_seen(two: Project) -> None:
     assert ": A/A of noisy " in ran.out.splitlines()[0]
     assert "| noise (%) | noise floor (%) |" in ran.out
     assert "promoted" not in ran.out
-    too_short = "took less than 0.2 s, too short to see whether other programs used its processors: raise its"
-    assert " ".join(ran.out.split()).count(too_short) == 1
+    too_short = "it took less than 0.2 s, too short to see whether other programs used its processors: raise its"
+    plain = two.ok("report", "noisy-vs-noisy").out
+    assert [text.count(too_short) for text in (ran.out, plain, ran.err)] == [1, 1, 1]
+    assert "1 flag" not in plain
+    (burn_in,) = (line for line in ran.err.splitlines() if too_short in line)
+    assert burn_in.startswith("chain:0 llama-bench burn-in ")
     report = two.json("report", "noisy-vs-noisy")
     floors = [row["noise_floor_pct"] for row in report["tables"][1]["rows"]]
     planned = two.ok("plan", "experiments/noisy.yaml", "--effect", "50%")
