@@ -27,13 +27,14 @@ from dgxlab.agent.boot import flush, me, settle, sync
 from dgxlab.agent.environment import base_env, settings
 from dgxlab.agent.facts import boot_id, user
 from dgxlab.agent.files import full_disk, sha256, tail
+from dgxlab.agent.lease import Holder
 from dgxlab.agent.lock import TRIES, Signature, lock, lock_file
 from dgxlab.agent.measure import Workbench
 from dgxlab.agent.objects import Objects
 from dgxlab.agent.slurm import allocation
 from dgxlab.errors import AGAIN, BuildFailed
 from dgxlab.model import BuildStep, Source, Toolchain, build_id, digest, from_json, to_json
-from dgxlab.model.events import BuildEvent, LockEvent
+from dgxlab.model.events import BuildEvent
 from dgxlab.model.reasons import left_running
 from dgxlab.replies import LIVE
 from dgxlab.tools.rows import plain
@@ -41,7 +42,6 @@ from dgxlab.tools.rows import plain
 if TYPE_CHECKING:
     from dgxlab.agent.job import Job
 
-_PAUSE_S = 0.5  # between two looks at a folder in which another job builds
 _STAMP = "stamp.json"
 LOOK_S, TAIL = 0.25, 1 << 16
 """Seconds between looks at ninja's output, and how many bytes at its end are read."""
@@ -68,7 +68,7 @@ class Builder:
         Raises:
             BuildFailed: if configuring, compiling or linking fails; `details` has the first error.
             RemoteError: if the source code is missing or differs from the plan's.
-            HostBusy: if a job that the build would disturb measures for too long.
+            HostBusy: if a job that the build would disturb measures, or one in its folder builds, for too long.
         """
         begin, folder = time.monotonic(), self.bench.root.builds / self.identity
         stamp = installed(folder, self.identity)
@@ -77,7 +77,7 @@ class Builder:
         if not (reused := self._has_all(stamp)):
             # the devices first: the holder of the work folder compiles, so that waiting for it ends when that does
             owner = Signature(self.bench.job.job_id, user())
-            with self.bench.lease.building() as waited, _held(self.work, owner, self._wait) as fd:
+            with self.bench.lease.building() as waited, _held(self.work, owner, self.bench.lease.wait) as fd:
                 begin += waited  # it counts as what a build takes
                 stamp = installed(folder, self.identity)  # by another job, for which this one has waited
                 if not (reused := self._has_all(stamp)):
@@ -98,9 +98,6 @@ class Builder:
             seconds=time.monotonic() - begin,
             reused=reused,
         )
-
-    def _wait(self, owner: str) -> None:
-        self.bench.journal.emit(LockEvent(state="building", path=str(self.work), owner=owner))
 
     def _has_all(self, stamp: Mapping[str, Any] | None) -> bool:
         return bool(stamp and set(self.arm.targets) <= set(stamp["binaries"]))
@@ -254,23 +251,24 @@ def own_libraries(programs: Sequence[Path]) -> list[tuple[Path, str, Path]]:
 
 
 @contextmanager
-def _held(work: Path, owner: Signature, wait: Callable[[str], None]) -> Iterator[int]:
+def _held(work: Path, owner: Signature, wait: Callable[[Callable[[], Holder | None], str], object]) -> Iterator[int]:
     """Lock a work folder as `owner` and yield the lock's descriptor: two jobs that share it build one after the other.
 
-    `wait` is called with each job that holds the lock meanwhile.
+    `wait` is that of the job's DeviceLease.
     The folder is emptied if a build did not end well in it before the last boot: after a power loss an object file may
     be empty, and ninja would not make it again.
     """
     work.mkdir(parents=True, exist_ok=True)
     mark = work / "building"
     with os.fdopen(lock_file(work / "lock"), "ab") as file:
-        told = ""
-        while not lock(file.fileno(), tries=TRIES):
-            holder = str(Signature.read(file.fileno()) or "an unknown job")
-            if holder != told:
-                wait(holder)
-                told = holder
-            time.sleep(_PAUSE_S)
+
+        def holder() -> Holder | None:
+            if lock(file.fileno(), tries=TRIES):
+                return None
+            who = str(Signature.read(file.fileno()) or "an unknown job")
+            return Holder(str(work), who, who)
+
+        wait(holder, "building")
         owner.write(file.fileno())
         if mark.exists() and mark.read_text() != boot_id():
             for name in ("src", "cmake", "index"):

@@ -14,6 +14,7 @@ from dgxlab.agent.gpus import ComputeProcess, compute_processes, foreign, phrase
 from dgxlab.agent.lock import BenchLock, OwnerFile, Signature
 from dgxlab.errors import HostBusy, RemoteError, longer
 from dgxlab.model import GateStep, Plan, digest, gpu_backends
+from dgxlab.model.events import LockEvent
 from dgxlab.model.reasons import Code, Reason, reason
 from dgxlab.units import busy
 
@@ -62,8 +63,8 @@ def _visible(env: Mapping[str, str], gpus: Sequence[_Gpu]) -> Sequence[_Gpu]:
     return visible
 
 
-class _Holder(NamedTuple):
-    """Who holds the file or GPU `what` that a job waits for; `who` is in words, `key` is for comparison."""
+class Holder(NamedTuple):
+    """Who holds the file, folder or GPU `what` that a job waits for; `who` is in words, `key` is for comparison."""
 
     what: str
     key: object
@@ -73,15 +74,15 @@ class _Holder(NamedTuple):
 class DeviceLease:
     """The devices of one job, locked between `hold` and `release`; a build shares the locks with other builds.
 
-    `gpus` are those of the host's facts. `own` has the pids that the job started; the caller adds to them. `on_change`
-    is called with `state`, `path` and `owner` of a LockEvent.
+    `gpus` are those of the host's facts. `own` has the pids that the job started; the caller adds to them. `tell` is
+    called with each change.
     """
 
     def __init__(
-        self, plan: Plan, gpus: Sequence[_Gpu], own: Collection[int], on_change: Callable[[str, str, str], None]
+        self, plan: Plan, gpus: Sequence[_Gpu], own: Collection[int], tell: Callable[[LockEvent], None]
     ) -> None:
         self.devices = devices(plan, gpus)
-        self._plan, self._own, self._on_change = plan, own, on_change
+        self._plan, self._own, self._tell = plan, own, tell
         self._owner = Signature(plan.job_id, user())
         # builds of entries with other processors are taken to disturb nothing here
         processors = settings().processors
@@ -111,13 +112,13 @@ class DeviceLease:
                 "nvidia-smi lists no GPU on this host, and the plan needs one", next=f"dgxlab doctor {settings().name}"
             )
         if self._file and not self._file.watched and not self._unwatched_noted:
-            self._on_change("unwatched", str(self._file.path), "its folder is not there")
+            self._tell(LockEvent(state="unwatched", path=str(self._file.path), owner="its folder is not there"))
             self._unwatched_noted = True
         before = [lock.since for lock in self._locks]
-        waited = self._wait(self._holder)
+        waited = self.wait(self._holder)
         if [lock.since for lock in self._locks] != before:
             for lock in self._locks:
-                self._on_change("held", str(lock.path), self._plan.job_id)
+                self._tell(LockEvent(state="held", path=str(lock.path), owner=self._plan.job_id))
         return waited
 
     @contextmanager
@@ -127,22 +128,27 @@ class DeviceLease:
         Raises HostBusy as `hold` does.
         """
         try:
-            yield self._wait(lambda: self._held_by_another(self._builds))
+            yield self.wait(lambda: self._held_by_another(self._builds))
         finally:
             for lock in self._builds:
                 lock.release()
 
-    def _wait(self, find_holder: Callable[[], _Holder | None]) -> float:
+    def wait(self, find_holder: Callable[[], Holder | None], state: str = "waiting") -> float:
+        """Wait until `find_holder` finds none, and return the seconds waited; `state` is that of a LockEvent.
+
+        Raises HostBusy as `hold` does.
+        """
         begin, pause, reported = time.monotonic(), _FIRST_PAUSE_S, ("", object())
         try:
             while holder := find_holder():
                 left = self._left_s - (time.monotonic() - begin)
                 if left <= 0:
                     wait_s = self._plan.wait_s
-                    message = f"the device {busy(wait_s)}: {holder.what} is held by {holder.who}"
+                    what = "the build folder" if state == "building" else "the device"
+                    message = f"{what} {busy(wait_s)}: {holder.what} is held by {holder.who}"
                     raise HostBusy(message, next=longer(wait_s))
                 if holder[:2] != reported:
-                    self._on_change("waiting", holder.what, holder.who)
+                    self._tell(LockEvent(state=state, path=holder.what, owner=holder.who))
                     reported = holder[:2]
                 time.sleep(min(pause, left))
                 pause = min(2 * pause, _LAST_PAUSE_S)
@@ -182,31 +188,31 @@ class DeviceLease:
         for lock in self._locks:
             lock.release()
         for lock in held:
-            self._on_change("released", str(lock.path), "")
+            self._tell(LockEvent(state="released", path=str(lock.path), owner=""))
 
-    def _holder(self) -> _Holder | None:
+    def _holder(self) -> Holder | None:
         """Return the first holder to wait for. Locks come first, so that only one job at a time checks the rest."""
         if holder := self._held_by_another(self._locks):
             return holder
         if self._file:
             if who := self._file.claimed_by():
-                return _Holder(str(self._file.path), who, who)
+                return Holder(str(self._file.path), who, who)
             self._file.sign()  # before waiting for a process, so that no other job begins meanwhile
         if not self._on_gpus:
             return None
         processes = compute_processes()
         if processes is None:
-            return _Holder("the GPU", "unknown", "an unknown user (nvidia-smi does not say who computes)")
+            return Holder("the GPU", "unknown", "an unknown user (nvidia-smi does not say who computes)")
         strangers = self.strangers(processes)
         if not strangers:
             return None
-        return _Holder(strangers[0].gpu_uuid, [process.pid for process in strangers], phrase(strangers))
+        return Holder(strangers[0].gpu_uuid, [process.pid for process in strangers], phrase(strangers))
 
-    def _held_by_another(self, locks: Sequence[BenchLock]) -> _Holder | None:
+    def _held_by_another(self, locks: Sequence[BenchLock]) -> Holder | None:
         """Take locks; return who holds the first that cannot be taken."""
         for number, lock in enumerate(locks):
             if not lock.take(self._owner):
                 for later in locks[number + 1 :]:  # keep only locks that come earlier in the common order
                     later.release()
-                return _Holder(str(lock.path), lock.owner(), lock.owner())
+                return Holder(str(lock.path), lock.owner(), lock.owner())
         return None

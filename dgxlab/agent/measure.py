@@ -25,7 +25,7 @@ from dgxlab.agent.processors import SHORTEST_S, ContentionWatch, pinned
 from dgxlab.agent.telemetry import Telemetry
 from dgxlab.errors import AGAIN, DgxlabError, GateFailed, HostBusy, RemoteError, one_line
 from dgxlab.model import FILES, Facts, Plan, RunStep, digest, program_of
-from dgxlab.model.events import File, LockEvent, ModelEvent, NoteEvent, ProgressEvent, RunEvent, flag
+from dgxlab.model.events import File, ModelEvent, NoteEvent, ProgressEvent, RunEvent, flag
 from dgxlab.model.reasons import Code, Reason, left_running, reason
 from dgxlab.tools import BENCHES
 from dgxlab.tools.rows import Parsed
@@ -101,7 +101,7 @@ class Workbench:
         """By arm and name: the same name may be a different model in another arm."""
         self._pids: set[int] = set()
         gpus = facts.details["gpus"]
-        self.lease = DeviceLease(plan, gpus, self._pids, self._lock)
+        self.lease = DeviceLease(plan, gpus, self._pids, self.journal.emit)
         measured = {gpu["uuid"]: gpu["name"] or "" for gpu in gpus if gpu["uuid"] in self.lease.devices}
         self.telemetry = Telemetry(job.raw, job.folder / "agent.pyz", measured, [gpu["uuid"] for gpu in gpus])
         self._positions = count()
@@ -122,9 +122,6 @@ class Workbench:
         if step != last or now - at >= _PROGRESS_S or done == total:
             self._last_progress = (step, now)
             self.journal.emit(ProgressEvent(id=step, done=done, total=total, note=note))
-
-    def _lock(self, state: str, path: str, owner: str) -> None:
-        self.journal.emit(LockEvent(state=state, path=path, owner=owner))
 
     def fill(self, argv: Sequence[str], arm: str, **extra: str) -> list[str]:
         """Return an argv with the placeholders of a `Plan` replaced, those of an arm by its build and models.

@@ -19,8 +19,10 @@ from dgxlab.agent import build
 from dgxlab.agent.build import _held, first_error, installed, own_libraries, progress
 from dgxlab.agent.facts import boot_id
 from dgxlab.agent.files import sha256
+from dgxlab.agent.lease import DeviceLease, Holder
 from dgxlab.agent.lock import Signature, lock
-from dgxlab.errors import BuildFailed
+from dgxlab.errors import AGAIN, BuildFailed, HostBusy
+from dgxlab.model import Plan
 from tests.agent.test_child import wait_until
 from tests.machines import script
 from tests.tools.captures import capture
@@ -101,6 +103,12 @@ def test_a_library_that_the_loader_does_not_find(tmp_path: Path, monkeypatch: py
         own_libraries([program])
 
 
+def waits(tell: Callable[[str], object], wait_s: float = 60.0) -> Callable[[Callable[[], Holder | None], str], float]:
+    """Return how a job waits for at most `wait_s`; `tell` is called with each job that it waits for."""
+    plan = Plan("J1", "n", "e", (), (), wait_s=wait_s)
+    return DeviceLease(plan, [], (), lambda event: tell(event.owner)).wait
+
+
 @pytest.mark.parametrize(("mark", "kept"), [(None, True), ("this boot", True), ("another boot", False), ("", False)])
 def test_only_a_build_that_another_boot_cut_short_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str | None, kept: bool
@@ -112,7 +120,7 @@ def test_only_a_build_that_another_boot_cut_short_is_made_anew(
         part.write_text("x")
     if mark is not None:
         (tmp_path / "building").write_text(mark)
-    with _held(tmp_path, MINE, pytest.fail):
+    with _held(tmp_path, MINE, waits(pytest.fail)):
         assert {part.exists() for part in parts} == {kept}
         assert (tmp_path / "building").read_text() == "this boot"
     assert not (tmp_path / "building").exists()
@@ -122,7 +130,7 @@ def test_each_job_that_has_the_folder_is_told_to_the_one_that_waits(tmp_path: Pa
     told: list[str] = []
 
     def wait() -> None:
-        with _held(tmp_path, MINE, told.append):
+        with _held(tmp_path, MINE, waits(told.append)):
             told.append("its own")
 
     waiting = threading.Thread(target=wait)
@@ -137,12 +145,25 @@ def test_each_job_that_has_the_folder_is_told_to_the_one_that_waits(tmp_path: Pa
     assert [words.split(" of ")[0] for words in told] == ["job J2", "job J3", "its own"]
 
 
+@pytest.mark.parametrize(("wait_s", "stayed"), [(0.0, "is busy"), (0.2, "stayed busy for 200 ms")])
+def test_another_jobs_build_is_waited_for_no_longer_than_a_device(tmp_path: Path, wait_s: float, stayed: str) -> None:
+    told: list[str] = []
+    with (tmp_path / "lock").open("ab") as file:
+        assert lock(file.fileno())
+        Signature("J2", "bob").write(file.fileno())
+        with pytest.raises(HostBusy) as refused, _held(tmp_path, MINE, waits(told.append, wait_s)):
+            pass
+    assert refused.value.message.startswith(f"the build folder {stayed}: {tmp_path} is held by job J2 of bob, since ")
+    assert refused.value.next == f"{AGAIN} with --wait 60"
+    assert len(told) == (wait_s > 0)
+
+
 @pytest.mark.parametrize("end", [KeyboardInterrupt(), BuildFailed("it failed", next="mend it")])
 def test_a_build_that_fails_or_is_cancelled_is_not_flushed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: BaseException
 ) -> None:
     monkeypatch.setattr(build, "flush", lambda folder: pytest.fail("a cancelled job has seconds to end"))
-    with pytest.raises(type(end)), _held(tmp_path, MINE, pytest.fail):
+    with pytest.raises(type(end)), _held(tmp_path, MINE, waits(pytest.fail)):
         raise end
     assert (tmp_path / "building").read_text() == boot_id()
 

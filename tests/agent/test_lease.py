@@ -103,7 +103,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def lease(plan: Plan, told: list[tuple[str, str]], gpus: list[dict[str, str]] = H200) -> DeviceLease:
     return DeviceLease(
-        replace(plan, wait_s=0.0), gpus, (), lambda state, path, owner: told.append((state, Path(path).name))
+        replace(plan, wait_s=0.0), gpus, (), lambda event: told.append((event.state, Path(event.path).name))
     )
 
 
