@@ -187,6 +187,15 @@ def busy(wait_s: float) -> str:
     return f"stayed busy for {duration(wait_s)}" if wait_s else "is busy"
 
 
+EARLIER = "a job that asked earlier"
+"""For whom a free lock is kept."""
+
+
+def held(what: str, who: str) -> str:
+    """Return the words for a lock, folder or device `what` that cannot be had because of `who`."""
+    return f"{what} is {'kept for' if who == EARLIER else 'held by'} {who}"
+
+
 def duration(seconds: float | None) -> str:
     """Format seconds with the one or two units that matter: `850 ms`, `12.3 s`, `4 min 30 s`, `2 h 05 min`."""
     if seconds is None:

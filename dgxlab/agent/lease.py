@@ -16,7 +16,7 @@ from dgxlab.errors import HostBusy, RemoteError, longer
 from dgxlab.model import GateStep, Plan, digest, gpu_backends
 from dgxlab.model.events import LockEvent
 from dgxlab.model.reasons import Code, Reason, reason
-from dgxlab.units import busy
+from dgxlab.units import busy, held
 
 CPU = "cpu"
 _Gpu = Mapping[str, Any]
@@ -145,10 +145,10 @@ class DeviceLease:
                 if left <= 0:
                     wait_s = self._plan.wait_s
                     what = "the build folder" if state == "building" else "the device"
-                    message = f"{what} {busy(wait_s)}: {holder.what} is held by {holder.who}"
+                    message = f"{what} {busy(wait_s)}: {held(holder.what, holder.who)}"
                     raise HostBusy(message, next=longer(wait_s))
                 if holder[:2] != reported:
-                    self._tell(LockEvent(state=state, path=holder.what, owner=holder.who))
+                    self._tell(LockEvent(state=state, path=holder.what, owner=holder.who, left_s=left))
                     reported = holder[:2]
                 time.sleep(min(pause, left))
                 pause = min(2 * pause, _LAST_PAUSE_S)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from dgxlab.agent.environment import settings
 from dgxlab.errors import RemoteError, command, one_line
+from dgxlab.units import EARLIER
 
 FOLDERS = (Path("/var/lock"), Path("/tmp"))  # noqa: S108 - where /var/lock is closed, /tmp is the one place all users share
 TRIES, PAUSE_S = 5, 0.002
@@ -113,7 +114,7 @@ class BenchLock:
             self._free = self._free or time.monotonic()
             if time.monotonic() - self._free < PATIENCE_S:
                 self._close()
-                self._holder = "jobs that asked earlier"
+                self._holder = EARLIER
                 return False
         self._leave()
         self.path = next(path for path in self._paths if path in self._files)

@@ -15,7 +15,7 @@ from dgxlab.errors import one_line
 from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, CHANGED, ParityGate, Source, about, events
 from dgxlab.stats import median
 from dgxlab.store import gate_digest
-from dgxlab.units import conditions, duration, metric, ranges, size, style
+from dgxlab.units import conditions, duration, held, metric, ranges, size, style
 
 
 class Lines:
@@ -37,9 +37,9 @@ class Lines:
             case "note":
                 return [event.note]
             case "lock" if event.state == "waiting":
-                return [f"waiting for the device: {event.path} is held by {event.owner}"]
+                return [f"waiting for the device: {held(event.path, event.owner)}{_until(event)}"]
             case "lock" if event.state == "building":
-                return [f"waiting for the build of {event.owner}, in the same folder {event.path}"]
+                return [f"waiting for the build of {event.owner}, in the same folder {event.path}{_until(event)}"]
             case "lock" if event.state == "unwatched":
                 return [f"the lock file {event.path} is neither read nor signed: {event.owner}"]
             case "job":
@@ -86,6 +86,11 @@ def _gate(event: events.GateEvent, several: bool, *, records: bool) -> str:
     words = f"gate {about(gate)}{f' of {event.arm}' * several}{again}: {status}, {counted} ({duration(event.seconds)})"
     records = records and not again and gate.expect is None and event.status == "passed" and not gate.overridden
     return words + "; recorded as what to expect from now on" * records
+
+
+def _until(event: events.LockEvent) -> str:
+    """Return how a wait ends; "" for that of an older agent, which did not tell."""
+    return f"; it goes on by itself, or gives up after {duration(event.left_s)}" if event.left_s else ""
 
 
 def _run(event: events.RunEvent) -> list[str]:

@@ -110,12 +110,12 @@ def _behind_others(host: Host, request: Request, sides: Sequence[Side], probe: P
         others = [job_id for job_id, subject in probe.running.items() if subject != request.subject]
         if not others:
             break
-        if time.monotonic() >= end:
+        if (left_s := end - time.monotonic()) <= 0:
             message = f"host {host.name} {busy(request.wait_s)}, with job {others[0]}"
             raise HostBusy(message, next=longer(request.wait_s))
         if others[0] != first:
             first = others[0]
-            watch(events.LockEvent(state="waiting", path=f"host {host.name}", owner=f"job {first}"))
+            watch(events.LockEvent(state="waiting", path=f"host {host.name}", owner=f"job {first}", left_s=left_s))
         time.sleep(_LOOK_S)
         probe = prepare(host, sides, watch)
     return probe

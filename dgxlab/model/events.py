@@ -157,6 +157,8 @@ class LockEvent(Event):
     state: Name
     path: str
     owner: str
+    left_s: Seconds = field(default=0.0, metadata=LATER)
+    """How long the job waits at most, 0 where it does not wait."""
 
 
 @dataclass(frozen=True, kw_only=True)

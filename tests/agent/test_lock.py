@@ -19,6 +19,7 @@ import pytest
 
 from dgxlab.agent.lock import BenchLock, OwnerFile, Signature, measuring, moment
 from dgxlab.errors import RemoteError
+from dgxlab.units import held
 from tests.sshd import ORDINARY_UID
 
 ALICE = Signature("J1", "alice")
@@ -192,7 +193,7 @@ def test_who_asked_first_is_served_first(pair: tuple[BenchLock, BenchLock]) -> N
     lock.release()
     time.sleep(0.2)
     assert not late.take(BOB)
-    assert late.owner() == "jobs that asked earlier"
+    assert held("x", late.owner()) == "x is kept for a job that asked earlier"
     killed.kill()
     killed.communicate()
     at = [int(child.communicate(timeout=30)[0].split()[-1]) for child in waiting]

@@ -15,6 +15,7 @@ from dgxlab.cli._display import Lines
 from dgxlab.cli.run import Same
 from dgxlab.compare import MUST_AGREE
 from dgxlab.model.events import ChainEvent, LockEvent, read
+from dgxlab.units import EARLIER
 from tests.cli.conftest import Project, shown_on
 from tests.cli.test_jobs import interrupt
 from tests.journals import Journal, chain_step, plan, session_plan, source
@@ -29,6 +30,7 @@ SLOW = """extends: toy.yaml
 bench: [{llama-bench: {model: m, n_prompt: [16, 32], env: {TOY_MS: "2000"}}}]
 session: {cycles: 6}
 """
+UNTIL = "it goes on by itself, or gives up after 1 h 00 min"
 VALUES = re.compile(r"\b(16[01]\d|1[56]\d\d|32\d\d|31\d\d|799|800|400)(\.\d+)?\b(?! m?s\b)|t/s")
 """What the toy's single stream gives, as it would be shown; `400 ms left` is a duration, and no value."""
 
@@ -316,11 +318,15 @@ def test_whose_count_is_recorded_is_said_once(journal: Journal, recorded: list[b
 @pytest.mark.parametrize(
     ("state", "path", "owner", "lines"),
     [
-        ("waiting", "/l", "job J of alice", ["waiting for the device: /l is held by job J of alice"]),
-        ("building", "/w", "job J of alice", ["waiting for the build of job J of alice, in the same folder /w"]),
+        ("waiting", "/l", "job J of alice", [f"waiting for the device: /l is held by job J of alice; {UNTIL}"]),
+        ("waiting", "/l", EARLIER, [f"waiting for the device: /l is kept for {EARLIER}; {UNTIL}"]),
+        ("building", "/w", "job J of bob", [f"waiting for the build of job J of bob, in the same folder /w; {UNTIL}"]),
         ("unwatched", "/o", "no folder", ["the lock file /o is neither read nor signed: no folder"]),
         ("held", "/l", "", []),
     ],
 )
 def test_waiting_is_said(state: str, path: str, owner: str, lines: list[str]) -> None:
-    assert Lines().of(LockEvent(state=state, path=path, owner=owner)) == lines
+    """An older agent did not tell for how long it would wait."""
+    event = LockEvent(state=state, path=path, owner=owner, left_s=3600.0)
+    assert Lines().of(event) == lines
+    assert Lines().of(replace(event, left_s=0.0)) == [line.removesuffix(f"; {UNTIL}") for line in lines]
