@@ -161,6 +161,9 @@ class Bar:
         elif event.event == "chain":
             self._move(f"{event.id} {position(event)}", event.done, event.total)
             self.progress.refresh()  # runs may be shorter than the refresh interval
+        elif event.event == "lock" and event.state in ("waiting", "building"):
+            what = "the device" if event.state == "waiting" else "another build"
+            self.progress.update(self.task, description=f"waiting for {what}")
         elif event.event == "step" and event.state == "started":
             self.progress.remove_task(self.task)  # a reset task would keep the total of the previous step
             self.task = self.progress.add_task(str(event.id), total=None)

@@ -12,9 +12,10 @@ import pytest
 
 from dgxlab import stats
 from dgxlab.cli._display import Lines
+from dgxlab.cli._terminal import Bar
 from dgxlab.cli.run import Same
 from dgxlab.compare import MUST_AGREE
-from dgxlab.model.events import ChainEvent, LockEvent, read
+from dgxlab.model.events import ChainEvent, LockEvent, StepEvent, read
 from dgxlab.units import EARLIER
 from tests.cli.conftest import Project, shown_on
 from tests.cli.test_jobs import interrupt
@@ -330,3 +331,11 @@ def test_waiting_is_said(state: str, path: str, owner: str, lines: list[str]) ->
     event = LockEvent(state=state, path=path, owner=owner, left_s=3600.0)
     assert Lines().of(event) == lines
     assert Lines().of(replace(event, left_s=0.0)) == [line.removesuffix(f"; {UNTIL}") for line in lines]
+
+
+def test_the_bar_of_a_job_that_waits_says_so() -> None:
+    bar = Bar()
+    for state, words in (("waiting", "waiting for the device"), ("building", "waiting for another build")):
+        bar.show(StepEvent(id="run:0", kind="run", state="started"))
+        bar.show(LockEvent(state=state, path="/l", owner="job J of alice"))
+        assert [task.description for task in bar.progress.tasks] == [words]
