@@ -12,8 +12,8 @@ from pathlib import Path
 
 from bench.figure import Figure, figure
 from dgxlab.stats import median
-from dgxlab.tools.llama_server import percentile
 from dgxlab.tools.load import LOOPBACK
+from dgxlab.tools.streams import percentile
 from dgxlab.tools.wave import Wave, answer
 
 SOURCE = Path(__file__).with_name("source.py")

@@ -10,7 +10,8 @@ import pytest
 
 from dgxlab.errors import SpecError
 from dgxlab.model import program_of
-from dgxlab.tools.llama_server import ServeBench, metrics, off, parse, percentile, setup, unfair
+from dgxlab.tools.llama_server import ServeBench, parse, setup
+from dgxlab.tools.streams import metrics, off, percentile, unfair
 from tests.conftest import GOLDEN
 from tests.tools.streams import ABOUT, STEP_US, output, stream
 

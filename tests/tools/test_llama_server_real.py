@@ -16,7 +16,8 @@ from dgxlab.lab.provision import vocabulary
 from dgxlab.model import SyntheticModel
 from dgxlab.source import PinCache
 from dgxlab.synth import write
-from dgxlab.tools.llama_server import ServeBench, incomplete, unfair
+from dgxlab.tools.llama_server import ServeBench
+from dgxlab.tools.streams import incomplete, unfair
 from tests.conftest import PROJECT
 from tests.journals import PIN
 
