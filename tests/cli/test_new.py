@@ -109,16 +109,7 @@ def test_nothing_is_written_over(empty: Path, dgxlab: Run, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     "words",
     [
-        *(
-            "report",
-            "report x",
-            "jobs",
-            "attach x",
-            "cancel x",
-            "logs x",
-            "export x.csv",
-            "session reject x --because y",
-        ),
+        *("report", "report x", "logs x", "export x.csv", "session reject x --because y"),
         *("db check", "run stock", "run experiments/stock.yaml", "ab a b", "noise stock", "gate stock", "plan stock"),
         *("patch check", "new experiment x --extends stock", "new series x"),
     ],
@@ -129,10 +120,15 @@ def test_an_empty_folder_leads_to_init(empty: Path, dgxlab: Run, words: str) -> 
     assert list(empty.iterdir()) == []
 
 
+def test_jobs_are_asked_for_without_a_record(empty: Path, dgxlab: Run) -> None:
+    assert dgxlab("jobs").out == "no jobs\n"
+    assert (dgxlab("attach", "x").next, dgxlab("cancel", "x").next) == ("dgxlab jobs", "dgxlab jobs")
+
+
 def test_a_new_project_leads_to_its_first_verdict(empty: Path, dgxlab: Run) -> None:
     """Also where the record is still empty, as after a first run that failed early."""
     dgxlab("init")
-    for words in ("jobs", "sessions", "report", "report --update plans/first.md"):
+    for words in ("sessions", "report", "report --update plans/first.md"):
         assert dgxlab(*words.split()).next == "dgxlab ab stock one-thread"
     Store.open(empty / "results.db").close()
     for words in ("report stock", "report --update plans/first.md", "report --check plans/first.md"):
@@ -140,7 +136,7 @@ def test_a_new_project_leads_to_its_first_verdict(empty: Path, dgxlab: Run) -> N
     (empty / "experiments" / "one-thread.yaml").unlink()
     assert dgxlab("report", "--update", "plans/first.md").next == "dgxlab run stock"
     (empty / "results.db").unlink()
-    assert dgxlab("jobs").next == "dgxlab run stock"
+    assert dgxlab("sessions").next == "dgxlab run stock"
 
 
 def test_an_experiment_needs_a_project(empty: Path, dgxlab: Run) -> None:

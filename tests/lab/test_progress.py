@@ -64,7 +64,8 @@ def test_a_chain_counts_what_follows_it(toy_lab: ToyLab) -> None:
     for event, own in zip(kinds(seen, "chain"), kinds(written, "chain"), strict=True):
         if own["left_s"]:
             added[event["id"]].append((event["left_s"] - own["left_s"], event["note"]))
-    assert {note for _, note in added["chain:0"]} == {"what follows is not counted"}
+    # its runs are too short to see other programs, which the last of the burn-in says too
+    assert {note.rpartition("; ")[2] for _, note in added["chain:0"]} == {"what follows is not counted"}
     assert [more for more, _ in added["chain:1"]] == [pytest.approx(gates)] * len(added["chain:1"])
 
 
