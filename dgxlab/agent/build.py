@@ -78,7 +78,7 @@ class Builder:
             # the devices first: the holder of the work folder compiles, so that waiting for it ends when that does
             owner = Signature(self.bench.job.job_id, user())
             with self.bench.lease.building() as waited, _held(self.work, owner, self.bench.lease.wait) as fd:
-                begin += waited  # waiting is no part of what a build takes
+                begin += waited  # the wait for the devices is no part of what a build takes
                 stamp = installed(folder, self.identity)  # by another job, for which this one has waited
                 if not (reused := self._has_all(stamp)):
                     # installed programs are built again too: in the work folder they may be those of another arm

@@ -160,7 +160,7 @@ class BenchLock:
     def _leave(self) -> None:
         if self._queue is not None:
             os.close(self._queue)
-        self._queue = None
+        self._queue, self._free = None, 0.0
 
     def _lock(self, path: Path) -> bool:
         """Lock the file now at `path`, replacing an earlier one; skip a file that cannot be created."""

@@ -213,6 +213,23 @@ def test_a_stopped_job_keeps_a_free_device_from_none(pair: tuple[BenchLock, Benc
     stopped.communicate()
 
 
+def test_who_passed_a_stopped_job_waits_for_it_anew(
+    pair: tuple[BenchLock, BenchLock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dgxlab.agent.lock.PATIENCE_S", 0.2)
+    lock, later = pair
+    assert lock.take(ALICE)
+    stopped = waiting_for(lock, "stopped", 60.0)
+    lock.release()
+    assert not later.take(BOB)
+    time.sleep(0.3)
+    assert later.take(BOB)
+    later.release()
+    assert not later.take(BOB)
+    stopped.kill()
+    stopped.communicate()
+
+
 def test_of_many_only_one_at_a_time(tmp_path: Path) -> None:
     (tmp_path / "var").mkdir()
     code = textwrap.dedent(
