@@ -15,7 +15,7 @@ from dgxlab.errors import SpecError
 from dgxlab.model import Cell, CellResult, Measurement, Param, canonical
 from dgxlab.tools import load, tool
 from dgxlab.tools.reading import whole
-from dgxlab.tools.rows import Columns, Parsed, Refused, finite, json_rows, match_rows
+from dgxlab.tools.rows import Columns, Parsed, Refused, above_zero, json_rows, match_rows
 from dgxlab.tools.streams import METRICS, OPEN, STEADY, incomplete, latencies, metrics, off, unfair
 from dgxlab.tools.tool import Benchmark, Keep, Key, Launch, Samples, Tool, key
 
@@ -95,8 +95,8 @@ def _request(stream: Mapping[str, Any]) -> list[int]:
 def _read(cell: Cell, row: Columns) -> CellResult:
     measurements = []
     for name in OPEN if "rate" in cell.params else METRICS:
-        warm = [finite(value, name) for value in row[name][:1] if value is not None]
-        counted = [finite(value, name) for value in row[name][1:]]
+        warm = [above_zero(value, name) for value in row[name][:1] if value]
+        counted = [above_zero(value, name) for value in row[name][1:]]
         if len(counted) != cell.fixed.get("repetitions"):
             raise Refused(f"it has {len(counted)} waves that count, not {cell.fixed.get('repetitions')}")
         measurements.append(Measurement(cell.key, name, units.metric(name).unit, tuple(counted), tuple(warm)))

@@ -205,13 +205,13 @@ class Api:
         """Return the number of tokens so far, given that before an event, and of the last event the stream's `end`.
 
         That has the slot, the tokens of the prompt that were computed and those from a cache, why it ended, the
-        server's own time since the first token, in ms, and how many tokens a draft model proposed.
+        server's own time since the first token, in ms, and how many tokens of drafts were accepted.
         """
         total, timings = int(event["tokens_predicted"]), event.get("timings")
         if timings is None:
             return total, {}
         end = {"prompt": timings["prompt_n"], "cached": timings["cache_n"], "ms": timings["predicted_ms"]}
-        end |= {"drafted": timings.get("draft_n", 0)}
+        end |= {"accepted": timings.get("draft_n_accepted", 0)}
         return total, {"slot": event["id_slot"], "stop": event.get("stop_type"), **end}
 
 

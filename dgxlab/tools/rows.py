@@ -151,10 +151,15 @@ def number(columns: Columns, name: str) -> float:
 
 def positive(columns: Columns, name: str) -> float:
     """Return a row's finite number above 0 in the column `name`; raises Refused if it has none."""
-    value = number(columns, name)
-    if value <= 0:
-        raise Refused(f"{name} is {_excerpt(columns[name])}, not above 0")
-    return value
+    return above_zero(column(columns, name), name)
+
+
+def above_zero(value: object, name: str) -> float:
+    """Return a printed value as a finite number above 0; raises Refused, which calls the value `name`, if it is not."""
+    result = finite(value, name)
+    if result <= 0:
+        raise Refused(f"{name} is {_excerpt(value)}, not above 0")
+    return result
 
 
 def finite(value: object, name: str) -> float:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 from dgxlab.stats import median
@@ -18,8 +18,6 @@ BUNCHED = 0.25
 """Share of the events that may arrive together with the one before; more means that something collects them."""
 TOGETHER = 0.05
 """Share of the median distance of events below which two arrive together."""
-OF_ONE_DRAFT = 0.5
-"""The same with a draft model, of the mean distance: most events arrive together, so that the median says nothing."""
 
 BEHIND = 0.1
 """Largest p95 of how late requests were sent, of the median time to the first token."""
@@ -39,9 +37,7 @@ def steady(streams: Sequence[Mapping[str, Any]]) -> list[float]:
     Raises:
         Refused: if some stream got fewer than STEADY tokens in that time.
     """
-    times = [[each["sent_us"] + at for at in accumulate(each["at_us"])] for each in streams]
-    begin, end = max(at[0] for at in times), min(at[-1] for at in times)
-    arrivals = [_arrivals(at, each, begin, end) for at, each in zip(times, streams, strict=True)]
+    arrivals = [[(each["sent_us"] + us, tokens) for us, tokens in _arrivals(each)] for each in streams]
     begin, end = max(each[0][0] for each in arrivals), min(each[-1][0] for each in arrivals)
     speeds = []
     for number, arrived in enumerate(arrivals):
@@ -53,18 +49,25 @@ def steady(streams: Sequence[Mapping[str, Any]]) -> list[float]:
     return speeds
 
 
-def _arrivals(times: Sequence[int], stream: Mapping[str, Any], begin: int, end: int) -> list[tuple[int, int]]:
-    """Return when each event arrived and its tokens; what the model accepted of a draft is one event, at its last.
+def _arrivals(stream: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Return when each step's tokens arrived, in us after the request, and how many: usually one event with one token.
 
-    How close these arrive is judged from `begin` to `end`, while all streams generate: steps are longer before.
+    What a step accepts of a draft arrives as several events, almost together. As each step adds one token to those
+    that it accepts, it is known how many steps there were; the longest times between events are those between steps.
     """
-    inside = [us for us in times if begin <= us <= end]
-    close = OF_ONE_DRAFT * (end - begin) / len(inside) if inside and stream["end"].get("drafted") else 0.0
+    at_us, tokens = stream["at_us"], stream["tokens"]
+    steps = sum(tokens) - stream["end"].get("accepted", 0)
+    first = set(sorted(range(1, len(at_us)), key=at_us.__getitem__, reverse=True)[: steps - 1])
     arrived: list[tuple[int, int]] = []
-    for us, tokens in zip(times, stream["tokens"], strict=True):
-        together = arrived.pop()[1] if arrived and us - arrived[-1][0] < close else 0
-        arrived.append((us, tokens + together))
+    for number, us in enumerate(accumulate(at_us)):
+        together = arrived.pop()[1] if number and number not in first else 0
+        arrived.append((us, tokens[number] + together))
     return arrived
+
+
+def _gaps(streams: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return the times between steps of all streams, in us."""
+    return [after - before for each in streams for (before, _), (after, _) in pairwise(_arrivals(each))]
 
 
 def metrics(streams: Sequence[Mapping[str, Any]], pp: int, tg: int) -> dict[str, float]:
@@ -78,7 +81,7 @@ def metrics(streams: Sequence[Mapping[str, Any]], pp: int, tg: int) -> dict[str,
 def latencies(streams: Sequence[Mapping[str, Any]], tg: int) -> dict[str, float]:
     """Return OPEN of a wave of whole answers: times since a request was due, also where it was sent later."""
     first = [each["at_us"][0] / 1e3 for each in streams]
-    gaps = [us / 1e3 for each in streams for us in each["at_us"][1:]]
+    gaps = [us / 1e3 for us in _gaps(streams)]
     sent = min(each["sent_us"] for each in streams)
     last = max(each["sent_us"] + sum(each["at_us"]) for each in streams)
     return {
@@ -119,10 +122,9 @@ def incomplete(streams: Sequence[Mapping[str, Any]], pp: int, tg: int) -> Iterat
 
 def unfair(streams: Sequence[Mapping[str, Any]], *, at_once: bool = True) -> Iterator[str]:
     """Yield why the times of whole answers are not the server's; raises Refused as `steady` does."""
-    gaps = [us for each in streams for us in each["at_us"][1:]]
+    gaps = _gaps(streams)
     close = TOGETHER * median(gaps)
-    drafted = any(each["end"].get("drafted") for each in streams)  # what the model accepts of a draft is sent together
-    if not drafted and (together := sum(us <= close for us in gaps) / len(gaps)) > BUNCHED:
+    if (together := sum(us <= close for us in gaps) / len(gaps)) > BUNCHED:
         yield f"{together:.0%} of the events arrived with the one before: something between server and client collects"
     if at_once:
         yield from _slow(steady(streams))

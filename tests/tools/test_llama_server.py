@@ -107,18 +107,29 @@ def test_events_of_several_tokens_count_as_such() -> None:
 
 def test_tokens_of_an_accepted_draft_arrive_together() -> None:
     steps = [5000, *[16_000, *[0] * 7] * 12, 16_000, 0, 0]
-    drafts = stream(0, at_us=steps, end={**stream(0)["end"], "ms": sum(steps[1:]) / 1e3, "drafted": 91})
+    drafts = stream(0, at_us=steps, end={**stream(0)["end"], "ms": sum(steps[1:]) / 1e3, "accepted": 86})
     assert list(unfair([drafts])) == []
-    drafts["end"]["drafted"] = 0
+    assert metrics([drafts], 16, 100)["itl_p50_ms"] == 16.0
+    drafts["end"]["accepted"] = 0
     (problem,) = unfair([drafts])
     assert "something between server and client collects" in problem
+
+
+def test_a_first_wave_that_arrived_in_bunches_counts_for_nothing() -> None:
+    def bunch(row: dict[str, Any]) -> None:
+        for each in row["waves"][0]["streams"]:
+            each["at_us"] = [each["at_us"][0], *[8000, 0, 0] * 33]
+
+    measured = {each.metric: each for each in parse(changed(bunch), cells()).results[1].measurements}
+    assert (len(measured["itl_p50_ms"].discarded), len(measured["itl_p50_ms"].samples)) == (0, 2)
+    assert len(measured["itl_p99_ms"].discarded) == 1
 
 
 def test_an_accepted_draft_is_within_the_steady_window_or_not_at_all() -> None:
     """A step of 16 ms is of 8 tokens; all generate since 10 us after the first stream's first token."""
     answers = [stream(first, at_us=[first, *[15_860, *[20] * 7] * 13], tokens=[1] * 105) for first in (5000, 5010)]
     for each in answers:
-        each["end"] |= {"ms": 208.0, "drafted": 91}
+        each["end"] |= {"ms": 208.0, "accepted": 91}
     assert metrics(answers, 16, 105)["speed_tg"] == pytest.approx(2 * 8 / 0.016)
     assert list(unfair(answers)) == []
 
@@ -129,7 +140,7 @@ def test_an_accepted_draft_is_known_beside_slow_steps_for_the_prompts_of_others(
     answers = [stream(0, at_us=[5000, 20, 20, 20, *[499_940, 20, 20, 20] * 7, *step * 24], tokens=[1] * 128)]
     answers += [stream(0, at_us=[5000 + 500_000 * 7, 20, 20, 20, *step * 31], tokens=[1] * 128) for _ in range(7)]
     for each in answers:
-        each["end"] |= {"drafted": 91}
+        each["end"] |= {"accepted": 96}
     assert metrics(answers, 16, 128)["speed_tg"] == pytest.approx(8 * 4 / 0.010)
 
 

@@ -89,7 +89,7 @@ def test_a_draft_model_is_no_proxy_that_collects(drive: Drive) -> None:
     for wave in row["waves"]:
         (stream,) = wave["streams"]
         assert list(incomplete([stream], PP, 100)) == []
-        assert stream["end"]["drafted"] > 50
+        assert stream["end"]["accepted"] > 50
         assert not any("collects" in why for why in unfair([stream]))
 
 
