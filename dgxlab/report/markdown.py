@@ -211,15 +211,14 @@ def _omitted(tables: Sequence[Table], failures: Sequence[Failure]) -> str:
     counts = Counter({("cycle", "discarded"): len(cycles)})
     runs = [failure for failure in failures if failure.kind != "session"]
     counts.update((run.kind, run.status + " (counted later)" * run.again) for run in runs)
-    counts["flag", ""] = sum(not (flag.hard or flag.plain) for table in tables for flag in table.flags)
+    flags = [flag for table in tables for flag in table.flags if not (flag.hard or flag.plain)]
+    counts["flag", ""] = len(flags)
     parts = [f"{count} {noun}{'s' * (count > 1)} {what}".rstrip() for (noun, what), count in counts.items() if count]
-    noted = [table for table in tables if table.discards or not all(flag.hard or flag.plain for flag in table.flags)]
-    sessions = {name for table in noted for side in _sides(table) for name in side.provenance.sessions}
-    sessions |= {run.session for run in runs}
-    names = [alias(session) for session in sorted(sessions)]
-    where = f"dgxlab report {names[0]} --wide" if len(names) == 1 else ""
-    where = where or f"them with --wide, or dgxlab report --wide of {', '.join(names)}"
-    return f"{', '.join(parts)}: see {where}" if parts else ""
+    sessions = {name for table in tables if table.discards for name in table.provenance.sessions}
+    sessions |= {run.session for run in runs} | {name for flag in flags for name in flag.sessions}
+    where = [f"dgxlab report {alias(session)} --wide" for session in sorted(sessions)]
+    where += [] if all(flag.sessions for flag in flags) else ["this table with --wide"]
+    return f"{', '.join(parts)}: see {', '.join(where)}" if parts else ""
 
 
 def _choose(table: Table, names: Sequence[str], *, wide: bool) -> tuple[list[Column], Row]:

@@ -87,6 +87,7 @@ class ShownFlag:
     hard: bool
     reason: str
     plain: bool = field(default=False, metadata=LATER)  # shown without --wide too, as hard ones are
+    sessions: tuple[str, ...] = field(default=(), metadata=LATER)  # whose own reports have it
 
 
 @dataclass(frozen=True)

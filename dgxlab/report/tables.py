@@ -337,18 +337,22 @@ def ceiling_share(evidence: Evidence, cell: Measured) -> str | None:
 
 def flags(evidence: Evidence, cells: Sequence[Measured]) -> tuple[ShownFlag, ...]:
     """Return the flags of the runs of these cells, the hard ones first, and a flag on unsteady cells."""
-    groups = grouped(
-        ((bool(flag["hard"]), flag["reason"]), label(cell.ask.cell)) for cell in cells for flag in cell.flags
-    )
+    groups = grouped(((bool(flag["hard"]), flag["reason"]), cell) for cell in cells for flag in cell.flags)
     groups = dict(sorted(groups.items(), key=lambda group: not group[0][0]))
     noises = [max((each.spread or 0.0) / each.middle for each in cell.quantities.values()) for cell in cells]
+    unsteady = (False, "")
     if (most := max(noises, default=0.0)) > UNSTEADY:
         host = ("--host", evidence.ask.host) if evidence.ask.host != "local" else ()
         again = command("dgxlab", "run", evidence.experiment, *host, "--again")
         limit = f"{100 * UNSTEADY:g} % of the median, {100 * most:.0f} % at most"
-        wild = [label(cell.ask.cell) for cell, noise in zip(cells, noises, strict=True) if noise > UNSTEADY]
-        groups[False, f"the MAD is above {limit}; {again} measures it again"] = wild
-    return tuple(ShownFlag(labels_of(labels, len(cells)), hard, reason) for (hard, reason), labels in groups.items())
+        unsteady = (False, f"the MAD is above {limit}; {again} measures it again")
+        groups[unsteady] = [cell for cell, noise in zip(cells, noises, strict=True) if noise > UNSTEADY]
+    shown = []
+    for key, of in groups.items():
+        labels = labels_of([label(cell.ask.cell) for cell in of], len(cells))
+        own = [cell.run for cell in of if key != unsteady or cell.run["role"] is None]  # a chain's has an interval
+        shown.append(ShownFlag(labels, *key, sessions=tuple(dict.fromkeys(run["job_id"] for run in own))))
+    return tuple(shown)
 
 
 def sort_key(form: Form, ask: CellAsk) -> list[tuple[int, float, str]]:

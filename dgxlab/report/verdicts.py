@@ -352,7 +352,8 @@ def _flags(session: ChainSession, runs: Sequence[RecordRow], *, several: bool) -
         labels = list(dict.fromkeys(named[flag["run_id"]] for flag in of_kind))
         first = of_kind[0]
         plain = first["kind"] == Code.TOO_SHORT.key  # nothing else tells that such runs could not be watched
-        results.append(ShownFlag(labels_of(labels, len(named)), bool(first["hard"]), reason, plain))
+        shown = ShownFlag(labels_of(labels, len(named)), bool(first["hard"]), reason, plain, (session.job.job_id,))
+        results.append(shown)
     return tuple(sorted(results, key=lambda flag: not flag.hard))
 
 

@@ -145,7 +145,8 @@ def test_what_is_the_same_in_every_row_is_beneath() -> None:
 
 
 def test_what_does_not_count_is_counted() -> None:
-    flags = (ShownFlag((), True, "hot"), ShownFlag((), False, "capped"), ShownFlag((), False, "noisy"))
+    capped = ShownFlag((), False, "capped", sessions=("20261120-093000-toy-fedcba",))
+    flags = (ShownFlag((), True, "hot", sessions=("20261120-083000-toy-012345",)), capped)
     failures = (
         Failure("20261120-103000-toy-abc123", "run a", "failed", "killed", again=True),
         Failure("20261120-103000-toy-abc123", "gate b", "failed", "1 of 2", kind="gate"),
@@ -153,8 +154,10 @@ def test_what_does_not_count_is_counted() -> None:
     )
     report = Report("x", "", (table({"model": "m"}, flags=flags),), (), failures)
     page, wide = render(report), render(report, wide=True)
-    where = "see them with --wide, or dgxlab report --wide of -toy-a, abc123"
-    assert f"\n1 run failed (counted later), 1 gate failed, 2 flags: {where}\n" in page
+    where = "dgxlab report fedcba --wide, dgxlab report abc123 --wide"
+    assert f"\n1 run failed (counted later), 1 gate failed, 1 flag: see {where}\n" in page
+    of_chain = replace(report, failures=(), tables=(table({"model": "m"}, flags=(ShownFlag((), False, "noisy"),)),))
+    assert "\n1 flag: see this table with --wide\n" in render(of_chain)
     of_one = render(replace(report, tables=()))
     assert "\n1 run failed (counted later), 1 gate failed: see dgxlab report abc123 --wide\n" in of_one
     assert "\n- **hard event** in every row: hot\n" in page

@@ -401,10 +401,12 @@ def test_flags_of_a_chain_are_listed_once(store: Store) -> None:
     for role, cycle in places(CYCLES):
         capped = [{**CAPPED, "reason": f"SW power cap for {100 + cycle} ms"}] if cycle in (1, 3) else []
         clock = {**CLOCK, "median": 1900.0 + cycle}
-        session.place(chain, role, cycle, 1000.0, telemetry=[clock], flags=capped)
+        session.place(chain, role, cycle, 1000.0 + 200.0 * (cycle % 2), telemetry=[clock], flags=capped)
     session.gates(after=True).end()
     table = of_h200(store)
-    assert [flag.reason for flag in table.flags] == ["in 2 of 10 runs SW power cap for 101 ms, and 1 like it"]
+    cap, spread = table.flags
+    assert (cap.reason, cap.sessions) == ("in 2 of 10 runs SW power cap for 101 ms, and 1 like it", (A,))
+    assert (spread.reason[:12], spread.sessions) == ("the MAD is a", ())  # its session's report has an interval
     assert table.origins[0].conditions["clocks.sm"] == (1900.0, 1909.0)
 
 
