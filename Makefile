@@ -14,7 +14,7 @@ BIN    := $(VENV)/bin
 
 demo: .make/installed
 	$(BIN)/dgxlab run experiments/cpu/quickstart.yaml --db demo.db
-	@echo "next: $(BIN)/dgxlab report quickstart --db demo.db" >&2
+	@echo "next: . $(BIN)/activate && dgxlab report quickstart --db demo.db" >&2
 
 # The tests start Python a thousand times: what it compiled is kept, also where the environment says otherwise.
 unexport PYTHONDONTWRITEBYTECODE
