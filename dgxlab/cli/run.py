@@ -352,7 +352,7 @@ def _measure(
             counted = f"{plural(outcome.planned, 'cell')}, {outcome.measured} measured now, {outcome.reused} up to date"
             counted += f", {missing} not measured" if missing else ""
             if hard := page.disturbed:
-                counted += f", {len(hard)} with a hard event (dgxlab report {max(hard)}; --again to measure them again)"
+                counted += f", {len(hard)} with a hard event (dgxlab report {max(hard)}; --again measures all again)"
         out.report(page, lambda: report.render(page, wide=wide))
         if outcome.job_id:
             tell(lab.store.job(outcome.job_id), counted)

@@ -345,7 +345,7 @@ def flags(evidence: Evidence, cells: Sequence[Measured]) -> tuple[ShownFlag, ...
         host = ("--host", evidence.ask.host) if evidence.ask.host != "local" else ()
         again = command("dgxlab", "run", evidence.experiment, *host, "--again")
         limit = f"{100 * UNSTEADY:g} % of the median, {100 * most:.0f} % at most"
-        unsteady = (False, f"the MAD is above {limit}; {again} measures it again")
+        unsteady = (False, f"the MAD is above {limit}; {again} measures all again")
         groups[unsteady] = [cell for cell, noise in zip(cells, noises, strict=True) if noise > UNSTEADY]
     shown = []
     for key, of in groups.items():

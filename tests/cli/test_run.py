@@ -53,7 +53,7 @@ def test_what_has_a_hard_event_is_said_at_the_end(project: Project) -> None:
     with machines.busy_processor():
         lines = [project.ok("run", "busy").err.splitlines()[-1] for _ in range(2)]
     ends = [
-        re.fullmatch(r"(.*), 1 with a hard event \(dgxlab (report \S+); --again to measure them again\).*", line)
+        re.fullmatch(r"(.*), 1 with a hard event \(dgxlab (report \S+); --again measures all again\).*", line)
         for line in lines
     ]
     assert [end and end[1] for end in ends] == [

@@ -163,7 +163,7 @@ def test_a_cell_that_spreads_too_far_says_so(store: Store) -> None:
             assert f"- flag in {', '.join(flag.labels) or 'every row'}: {flag.reason} " in shown
         return table.flags
 
-    reason = "the MAD is above 5 % of the median, {} % at most; dgxlab run h200 --host h200 --again measures it again"
+    reason = "the MAD is above 5 % of the median, {} % at most; dgxlab run h200 --host h200 --again measures all again"
     assert flags_of("20261120-103001-h200-a", 28.66, 28.66) == ()
     first, second = (ShownFlag((), False, reason.format(most)) for most in (5, 49))
     one, two = ("20261120-103002-h200-a",), ("20261120-103003-h200-a",)
