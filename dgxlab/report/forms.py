@@ -32,7 +32,7 @@ from dgxlab.report.tables import (
     fidelity_text,
     gate_tables,
     provenance,
-    sorted_cells,
+    sort_key,
     tables,
     with_host_gap,
 )
@@ -285,7 +285,7 @@ def _with_roof(table: Table, cells: Sequence[Measured]) -> Table:
     """Add columns to a table of operations: bandwidth, and shares of the GPU's peaks if these are known."""
     device = table.provenance.device
     peaks = roofline.together(device.names, alone=True) if device else None
-    added = [_roof_row(cell, peaks) for cell in sorted_cells(OPS, cells)]
+    added = [_roof_row(cell, peaks) for cell in sorted(cells, key=lambda cell: sort_key(OPS, cell.ask))]
     columns = [
         Column("rate", "", "rate"),
         Column("of_flops", f"% of {PATH} peak", numeric=True),

@@ -296,7 +296,7 @@ def _assigned(name: str, value: object) -> str:
 
 
 def _measured_table(form: Form, title: str, cells: Sequence[Measured], evidence: Evidence) -> Table:
-    cells = sorted_cells(form, cells)
+    cells = sorted(cells, key=lambda cell: sort_key(form, cell.ask))
     leads = [form.lead(cell.ask) for cell in cells]
     others = [settings_of(form, cell.ask) for cell in cells]
     varying = varying_of(others)
@@ -338,19 +338,18 @@ def ceiling_share(evidence: Evidence, cell: Measured) -> str | None:
 def flags(evidence: Evidence, cells: Sequence[Measured]) -> tuple[ShownFlag, ...]:
     """Return the flags of the runs of these cells, the hard ones first, and a flag on unsteady cells."""
     groups = grouped(((bool(flag["hard"]), flag["reason"]), cell) for cell in cells for flag in cell.flags)
-    groups = dict(sorted(groups.items(), key=lambda group: not group[0][0]))
     noises = [max((each.spread or 0.0) / each.middle for each in cell.quantities.values()) for cell in cells]
-    unsteady = (False, "")
     if (most := max(noises, default=0.0)) > UNSTEADY:
         host = ("--host", evidence.ask.host) if evidence.ask.host != "local" else ()
         again = command("dgxlab", "run", evidence.experiment, *host, "--again")
         limit = f"{100 * UNSTEADY:g} % of the median, {100 * most:.0f} % at most"
-        unsteady = (False, f"the MAD is above {limit}; {again} measures all again")
-        groups[unsteady] = [cell for cell, noise in zip(cells, noises, strict=True) if noise > UNSTEADY]
+        wild = [cell for cell, noise in zip(cells, noises, strict=True) if noise > UNSTEADY]
+        groups[False, f"the MAD is above {limit}; {again} measures all again"] = wild
     shown = []
-    for key, of in groups.items():
+    for key, of in sorted(groups.items(), key=lambda group: not group[0][0]):
+        # the session of a chain shows the flags of its runs, not that their values spread
+        own = [cell.run for cell in of if cell.run["role"] is None or key[1] in {flag["reason"] for flag in cell.flags}]
         labels = labels_of([label(cell.ask.cell) for cell in of], len(cells))
-        own = [cell.run for cell in of if key != unsteady or cell.run["role"] is None]  # a chain's has an interval
         shown.append(ShownFlag(labels, *key, sessions=tuple(dict.fromkeys(run["job_id"] for run in own))))
     return tuple(shown)
 
@@ -359,11 +358,6 @@ def sort_key(form: Form, ask: CellAsk) -> list[tuple[int, float, str]]:
     """Return the sort key of a cell's row: the form's order, then the other settings, numbers before texts."""
     values = (*form.order(ask), *settings_of(form, ask).values())
     return [(0, float(v), "") if isinstance(v, (int, float)) else (1, 0.0, str(v)) for v in values]
-
-
-def sorted_cells(form: Form, cells: Iterable[Measured]) -> list[Measured]:
-    """Return cells in the order of their rows in a form's tables."""
-    return sorted(cells, key=lambda cell: sort_key(form, cell.ask))
 
 
 def settings_of(form: Form, ask: CellAsk) -> dict[str, Value]:
