@@ -29,12 +29,12 @@ class Status:
 
     job_id: str
     state: str
-    """absent, staged, queued, running, done or lost."""
+    """absent, staged, queued, running, done or lost; in a list of jobs also elsewhere, if it is below another root."""
     journal_bytes: int = 0
     rc: dict[str, Any] | None = None
     """The final status, see `final_status`; None before the job ends."""
     cause: str = ""
-    """Why a job with a final status is lost: its files were changed or damaged."""
+    """Why a job with a final status is lost: its files were changed or damaged; what one does that is elsewhere."""
     slurm: str = ""
     """What Slurm says of a job that has no final status: `PENDING (Priority), ...`, `TIMEOUT, Slurm job 12`."""
     waits_for: str = ""

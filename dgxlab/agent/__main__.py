@@ -8,7 +8,7 @@ tool ROOT NAME VERSION SHA256
 model ROOT ID SHA256    store a synthetic model's f16 file from stdin
 submit ROOT JOB SHA256  stage and start a job with the plan on stdin; its state
 status ROOT JOB         the job's state
-jobs ROOT               every job's state, name, kind, experiment and age
+jobs ROOT               every job's state, name, kind, experiment and age, and who else measures here
 plan ROOT JOB           the job's plan
 raw ROOT JOB LIMIT      the job's raw files, unless they are larger than LIMIT bytes
 follow ROOT JOB OFFSET  the job's journal from this byte on, until the job ends; then END and the job's state

@@ -31,7 +31,7 @@ from dgxlab.agent.boot import me, settle
 from dgxlab.agent.environment import JOB, settings
 from dgxlab.agent.facts import boot_id
 from dgxlab.agent.files import sha256, waits_for
-from dgxlab.agent.lock import TRIES, in_place, lock
+from dgxlab.agent.lock import TRIES, in_place, lock, measuring
 from dgxlab.errors import AGAIN, JobLost, RemoteError, UsageError, one_line
 from dgxlab.replies import LIVE, SLURMS_WORD, Status, final_status, sealed
 
@@ -364,8 +364,12 @@ def _put(path: Path, value: dict[str, Any]) -> None:
 
 
 def listed(folder: Path) -> list[dict[str, Any]]:
-    """Return status and `Job.about` of every job in the folder of jobs, the oldest first."""
-    return [{**vars(job.status()), **job.about()} for job in _jobs(folder)]
+    """Return status and `Job.about` of every job in the folder, the oldest first; then who else measures here."""
+    own = {job.job_id: {**vars(job.status()), **job.about()} for job in _jobs(folder)}
+    for job_id, signed in measuring(but="").items():
+        status = Status(job_id, "elsewhere", cause=f"measures, below another root: {signed}")
+        own.setdefault(job_id, {**vars(status), "age_s": max(0.0, time.time() - signed.since)})
+    return [*own.values()]
 
 
 def running(folder: Path) -> dict[str, str]:

@@ -75,7 +75,7 @@ def jobs(
             "age_s": age_s,
             "on_host": on_host.state if on_host else "absent",
             "recorded": ("rejected" if job.rejected else job.state) if job else "not here",
-            "why": (job and job.error) or (on_host.slurm if on_host else away) or waits,
+            "why": (job and job.error) or (on_host.slurm or on_host.cause if on_host else away) or waits,
         }
         rows.append(row)
         shown = {**row, "age": duration(age_s)}  # the job's id has its name already
@@ -162,7 +162,8 @@ def _lab(workspace: Workspace, job: str | None, host: str | None) -> Iterator[La
         if lab is None:
             on_local: list[str] = []
             with suppress(HostError):  # no jobs run on this machine
-                on_local = matching_ids([each.job_id for each in connect("local").jobs()], job) if job else []
+                here = [each.job_id for each in connect("local").jobs() if each.state != "elsewhere"]
+                on_local = matching_ids(here, job) if job else []
             again = f"{AGAIN} with --host local" if len(on_local) == 1 else "dgxlab jobs"
             raise UsageError("this project has no record yet, so a job is found only with --host HOST", next=again)
         yield lab

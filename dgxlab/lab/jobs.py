@@ -255,8 +255,8 @@ def find(lab: Lab, text: str | None, where: str | None) -> tuple[Host, str]:
             details = f"to ask it again: {error.next}\n{error.details}"
             raise SpecError(message, next=f"dgxlab report {job_id}", details=details) from error
     host = lab.connect(where)
-    matching = matching_ids([job.job_id for job in host.jobs()], text)
-    unseen = f" on host {where} below {host.entry.root}; jobs below another root or home are not seen from here"
+    matching = matching_ids([job.job_id for job in host.jobs() if job.state != "elsewhere"], text)
+    unseen = f" on host {where} below {host.entry.root}; jobs below another root or home can be named only there"
     return host, only_match(matching, text, unseen, next=f"dgxlab jobs --host {where}")
 
 

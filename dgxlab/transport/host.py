@@ -22,7 +22,7 @@ from dgxlab.transport.base import CommandFailed, Transport
 from dgxlab.transport.bundle import BOOT, OLD_PYTHON, bundle
 
 T = TypeVar("T")
-State = Literal["absent", "staged", "queued", "running", "done", "lost"]
+State = Literal["absent", "staged", "queued", "running", "done", "lost", "elsewhere"]
 Stdin = Callable[[], Iterable[bytes]]
 """Returns the stdin of a verb, in pieces; it is called once for each attempt. `tuple` is no input."""
 Wrong = Callable[[T], str]  # returns why a reply does not match the request, "" if it does
@@ -55,7 +55,7 @@ class JobStatus:
     rc: FinalStatus | None = None
     """The final status; None before the job ends."""
     cause: str = ""
-    """Why a job with a final status counts as lost."""
+    """Why a job with a final status counts as lost; what a job does that is elsewhere."""
     slurm: str = ""
     """What Slurm says of a job without a final status."""
     waits_for: str = ""
@@ -177,7 +177,7 @@ class Host:
         return self._status(job_id, "cancel")
 
     def jobs(self) -> list[HostJob]:
-        """Return all jobs on the host, of any client, oldest first."""
+        """Return all jobs of the root, of any client, oldest first, then those `elsewhere` that measure."""
         return [job for job in self._ask(list[HostJob], "jobs") if JOB_ID.fullmatch(job.job_id)]
 
     def plan(self, job_id: str) -> tuple[Plan, str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from dgxlab.agent.lock import BenchLock, Signature
 from tests.cli.conftest import Project
 from tests.machines import script
 
@@ -233,17 +234,30 @@ def test_a_job_below_another_root_is_not_lost(
     with monkeypatch.context() as elsewhere:
         elsewhere.setenv("HOME", str(other.parent))
         row = listed(project, job)
+        assert (row["on_host"], row["recorded"]) == ("elsewhere", "running")
+        assert row["why"].startswith(f"measures, below another root: job {job} of ")
         unknown = f"{roots}: whether it still runs is not known"
-        assert (row["on_host"], row["recorded"], row["why"]) == ("absent", "running", unknown)
         attached = project.run("attach", job)
         assert (attached.rc, attached.error, attached.next) == (4, unknown, f"dgxlab report {job}")
         for command in ("attach", "cancel"):
             ran = project.run(command, job, "--host", "local")
-            assert ran.error.endswith(" below ~/.dgxlab; jobs below another root or home are not seen from here")
+            assert ran.error.endswith(" below ~/.dgxlab; jobs below another root or home can be named only there")
         project.hosts.write_text(f"before: {{local: true, root: {root}}}\n")
         hold.unlink()
         assert project.ok("attach", job, "--host", "before").out.startswith(f"# Session {job}\n")
     assert listed(project, job)["recorded"] == "done"
+
+
+def test_another_users_job_is_listed_while_it_measures(measured: Project) -> None:
+    lock, theirs = BenchLock("GPU-1"), "20260101-000000-theirs-abc123"
+    assert lock.take(Signature(theirs, "bob"))
+    row = listed(measured, theirs)
+    assert (row["on_host"], row["recorded"]) == ("elsewhere", "not here")
+    assert row["why"].startswith(f"measures, below another root: job {theirs} of bob, since ")
+    for command in ("attach", "cancel"):
+        assert measured.run(command, theirs, "--host", "local").error.startswith(f"no job begins with {theirs!r} ")
+    lock.release()
+    assert theirs not in measured.ok("jobs").out
 
 
 @pytest.mark.usefixtures("hold")
