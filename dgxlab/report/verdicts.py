@@ -90,9 +90,9 @@ def collect_session(store: Store, job_id: str) -> SessionReport:
     tables = [] if job.rejected else session.gate_tables()
     tables += [_table(session, FORMS[tool], title, group) for (tool, title), group in groups.items()]
     if len(pair := _pair(store, job, compared)) > 1:
-        own = [each.job for each, _ in pair].index(job)
-        text += f"; session {own + 1} of {len(pair)} of this pair"
-        tables.append(_pair_table(own, pair))
+        own = [each.job for each, _ in pair].index(job) + 1
+        text += f"; session {own} of {len(pair)} of this pair"
+        tables += _effects(own, pair)
     return SessionReport(
         title=f"Session {job.job_id}: {session.title}",
         hypothesis=asking.hypothesis(store, job),
@@ -146,38 +146,48 @@ def _pair(store: Store, job: Job, compared: Sequence[Claim]) -> _Pair:
     return [(session, rows) for session, rows in pair if rows.keys() & {row.identity for row in compared}]
 
 
-def _pair_table(own: int, pair: _Pair) -> Table:
-    """Return a row for each comparison of session `own`, with its effect in each session of the pair."""
+def _effects(own: int, pair: _Pair) -> Iterator[Table]:
+    """Yield a row for each comparison of session `own`, with its effect in each other session of the pair that has any.
+
+    Sessions are numbered from 1. If no other session has an effect, there is no table.
+    """
+    known = [any(row.verdict.effect is not None for row in of_session.values()) for _, of_session in pair]
+    shown = {n: each for n, each in enumerate(pair, 1) if n == own or known[n - 1]}
+    if len(shown) == 1:
+        return
     names = {}
-    for key, row in pair[own][1].items():
+    for key, row in shown[own][1].items():
         metric = metric_label(row.ask.cell.tool, row.judged.comparison.metric)
         names[key] = " ".join(filter(None, (row.ask.model, asking.label(row.ask.cell), metric)))
     times = Counter(names.values())
     rows: list[dict[str, Value]] = []
     for key, name in names.items():
-        env = env_text(pair[own][1][key].ask.env) if times[name] > 1 else ""
+        env = env_text(shown[own][1][key].ask.env) if times[name] > 1 else ""
         rows.append({"cell": f"{name} {env}".strip()})
-        for number, (_, of_session) in enumerate(pair, 1):
+        for number, (_, of_session) in shown.items():
             if key in of_session:
                 verdict = of_session[key].verdict
                 effect = "" if verdict.effect is None else units.change(verdict.effect)
                 around = f"({units.interval(verdict.interval)})" if verdict.interval else ""
                 rows[-1][f"effect.{number}"] = " ".join(filter(None, (effect, around, verdict.verdict)))
                 rows[-1] |= {f"{name}.{number}": value for name, value in _in_percent(verdict).items()}
-    labels = [f"session {number}{older(each.job.protocol)}" for number, (each, _) in enumerate(pair, 1)]
-    columns = [Column(f"effect.{n}", text + ", this one" * (n - 1 == own)) for n, text in enumerate(labels, 1)]
-    origins = [
-        Origin(text, provenance(each.candidate or each.baseline, [each.job.job_id]))
-        for text, (each, _) in zip(labels, pair, strict=True)
-    ]
-    return Table(
+    columns, origins = [Column("cell", "cell")], []
+    for number, (each, _) in shown.items():
+        label = f"session {number}{older(each.job.protocol)}"
+        columns.append(Column(f"effect.{number}", label + ", this one" * (number == own)))
+        origins.append(Origin(label, provenance(each.candidate or each.baseline, [each.job.job_id])))
+    note = "effect with the interval that decides, in % of the baseline; the lines above are of the candidate"
+    note += f"; sessions without one are left out: {len(pair) - len(shown)}" if len(shown) < len(pair) else ""
+    own_provenance = origins[list(shown).index(own)].provenance
+    title = f"Effects in {len(shown)} sessions of this pair"
+    yield Table(
         "verdicts",
-        f"Effects in the {len(pair)} sessions of this pair",
-        (Column("cell", "cell"), *columns),
+        title,
+        tuple(columns),
         tuple(rows),
-        origins[own].provenance,
+        own_provenance,
         kind="arms",
-        notes=("effect with the interval that decides, in % of the baseline; the lines above are of the candidate",),
+        notes=(note,),
         origins=tuple(origins),
     )
 
@@ -277,7 +287,6 @@ def _values(kind: str, row: Claim, medians: Medians) -> dict[str, Value]:
     noise = sigma(verdict) or None
     if kind != "noise":  # what decided: a screen, or before protocol 3 promotion
         noise = judged.noise.sigma if verdict.noise is None and judged.noise else None
-    decided = verdict.verdict in ("faster", "slower")
     return {
         "chain": row.chain.id,
         "metric": metric.name,
@@ -285,9 +294,9 @@ def _values(kind: str, row: Claim, medians: Medians) -> dict[str, Value]:
         "baseline": mean(BASELINE, row.ask),
         "candidate": mean(CANDIDATE, row.candidate_ask),
         "effect": None if verdict.effect is None else units.change(verdict.effect),
-        "interval": verdict.ci and units.interval(verdict.ci),
-        "same": units.interval(verdict.same_ci) if verdict.same_ci and not decided else None,
-        "confidence": f"{100 * verdict.confidence:.2f} %" if verdict.ci else None,
+        "interval": verdict.interval and units.interval(verdict.interval),
+        "same": units.interval(verdict.same_ci) if verdict.same_ci and verdict.verdict == "inconclusive" else None,
+        "confidence": f"{100 * verdict.confidence:.2f} %" if verdict.verdict != "same" and verdict.ci else None,
         "mde": None if verdict.mde is None else f"{100 * verdict.mde:.2f}",
         "cycles": f"{verdict.valid_cycles} of {verdict.cycles}",
         "noise": None if noise is None else f"{100 * noise:.2f}",

@@ -115,7 +115,7 @@ def test_what_decides_is_in_the_table(store: Store) -> None:
     table = verdicts(collect_session(store, A))
     headers, _, body = layout(table)
     for row, numbers_of in zip(body, table.rows, strict=True):
-        low, high = (float(bound) for bound in row[headers.index("equivalence interval (%)")].split(" to "))
+        low, high = (float(bound) for bound in row[headers.index("interval (%)")].split(" to "))
         assert -1 < low < high < 1
         assert [low, high] == pytest.approx([numbers_of["same_low_pct"], numbers_of["same_high_pct"]], abs=0.005)
         assert row[headers.index("noise floor (%)")] == "0.34"
@@ -377,8 +377,10 @@ def test_every_session_of_a_pair_is_shown(store: Store) -> None:
     held(store, 0.9, jobs[2])
     held(store, 2.0, "20261120-205900-h200-d", candidate={"name": "unrelated"})
     held(store, 1.3, "20261120-215900-h200-e", kind="screen", noise=0.004)
+    invalid = session_of_two(store, "20261120-235900-h200-z", bench=STREAM).build().gates().chains(by(1.1))
+    invalid.gates(after=True, passed=1101, status="failed", reasons=["1101 of 1103"], failed=[]).end("failed", 5)
     report = collect_session(store, B)
-    assert report.summary == "faster: 2 of 2 faster; session 2 of 3 of this pair"
+    assert report.summary == "faster: 2 of 2 faster; session 2 of 4 of this pair"
     (table,) = (table for table in report.tables if table.kind == "arms")
     assert [column.label for column in table.columns] == ["cell", "session 1", "session 2, this one", "session 3"]
     row = table.rows[0]
@@ -387,6 +389,7 @@ def test_every_session_of_a_pair_is_shown(store: Store) -> None:
     assert re.fullmatch(r"\+10\.\d\d \(\+\d\.\d\d to \+1\d\.\d\d\) faster", str(row["effect.1"]))
     assert str(row["effect.3"]).endswith(" slower")
     assert [origin.provenance.sessions for origin in table.origins] == [(job,) for job in jobs]
+    assert table.notes[0].endswith("; sessions without one are left out: 1")
     assert "NVIDIA H200 GPU-22222222" in table.origins[1].provenance.host
     shown = render_page(page(store, query({"form": "verdicts", "session": B})))
     assert shown.startswith(f"**{report.summary}**")
