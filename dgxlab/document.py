@@ -98,10 +98,8 @@ class Document:
         """Replace the file's content atomically; return whether it differs from the content that was read.
 
         A symbolic link is kept, and so are the file's permissions. A read-only file is never replaced, although the
-        folder may allow it.
-
-        Raises:
-            SpecError: if it cannot be written or is read-only, or another program changed it since it was read.
+        folder may allow it. Raises SpecError if it cannot be written or is read-only, or another program changed it
+        since it was read.
         """
         if content == self._bytes:
             return False

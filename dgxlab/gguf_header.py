@@ -188,8 +188,7 @@ class _Reader:
 def read(path: Path) -> Header:
     """Return the header of a GGUF file.
 
-    Raises:
-        SpecError: if it is not GGUF, ends early, or has tensors that overlap, leave gaps, or end beyond the file.
+    Raises SpecError if it is not GGUF, ends early, or has tensors that overlap, leave gaps, or end beyond the file.
     """
     try:
         with path.open("rb") as stream:

@@ -54,10 +54,8 @@ def me() -> str:
 def settle(part: Path, path: Path) -> None:
     """Flush the finished file or folder `part` to disk and rename it to `path`; a file replaces an existing file.
 
-    After a power loss `path` is either complete or as it was before.
-
-    Raises:
-        OSError: if the disk is full, or `path` is a folder that is not empty.
+    After a power loss `path` is either complete or as it was before. Raises OSError if the disk is full, or `path` is a
+    folder that is not empty.
     """
     flush(part)
     part.rename(path)

@@ -230,8 +230,7 @@ def _digest(path: Path) -> str:
 def own_libraries(programs: Sequence[Path]) -> list[tuple[Path, str, Path]]:
     """Return (program, soname, resolved path) for each library of llama.cpp that one of the programs would load.
 
-    Raises:
-        BuildFailed: if the loader cannot find such a library.
+    Raises BuildFailed if the loader cannot find such a library.
     """
     # a single call, because ldd is a shell script that starts the loader three times
     env = {k: v for k, v in base_env().items() if not k.startswith("LD_")}

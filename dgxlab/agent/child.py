@@ -168,8 +168,7 @@ def beside(argv: Sequence[str], *, env: Mapping[str, str], output: Path) -> subp
 def _end(child: subprocess.Popen[bytes], streams: Sequence[int]) -> tuple[str, ...]:
     """End a program and its children, and collect them; return what it left running, if it ended by itself.
 
-    Raises:
-        RemoteError: if something of it survives.
+    Raises RemoteError if something of it survives.
     """
     left: list[int] = []
     if _wait(child, time.monotonic()):

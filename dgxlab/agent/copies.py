@@ -23,8 +23,7 @@ _Pointer = ctypes.c_uint64
 def bandwidths(gpus: Collection[str]) -> dict[str, float]:
     """Return the bandwidth of a copy on each of these GPUs, in GB/s read and written together, by uuid.
 
-    Raises:
-        RemoteError: if the driver refuses; {} if there is none.
+    Raises RemoteError if the driver refuses; {} if there is none.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1")

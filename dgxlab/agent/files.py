@@ -62,10 +62,8 @@ def tail(path: Path, size: int) -> str:
 def incoming(stream: IO[bytes], digest: str, beside: Path, what: str) -> Iterator[Path]:
     """Yield the path of a temporary file below `beside` with the content of a stream; the caller renames it.
 
-    `what` names the content in errors.
-
-    Raises:
-        RemoteError: if the sha256 is not `digest`, as after a cut connection, or the disk is full.
+    `what` names the content in errors. Raises RemoteError if the sha256 is not `digest`, as after a cut connection, or
+    the disk is full.
     """
     try:
         with tempfile.TemporaryDirectory(prefix=".in-", dir=beside) as scratch:
@@ -111,9 +109,7 @@ def unpack(root: Root, name: str, version: str, sha256: str, stream: IO[bytes]) 
     """Install a build tool from the wheel in a stream as tools/<name>-<version>, unless that exists and runs.
 
     The folder gets this name only after the tool ran, so that PATH has no incomplete tool, or one for another machine.
-
-    Raises:
-        RemoteError: if the wheel is incomplete or damaged, the tool does not run here, or the disk is full.
+    Raises RemoteError if the wheel is incomplete or damaged, the tool does not run here, or the disk is full.
     """
     from zipfile import BadZipFile  # imported late: most verbs unpack nothing
 

@@ -100,8 +100,7 @@ class Job:
     def start(self) -> Status:
         """Start the agent as a detached process, unless it was started before; return the state once it has begun.
 
-        Raises:
-            RemoteError: if the staged files are damaged.
+        Raises RemoteError if the staged files are damaged.
         """
         if self.status().state == "staged":
             if not self._whole():
@@ -199,10 +198,8 @@ class Job:
     def cancel(self, patience_s: float = 15.0) -> Status:
         """End all processes of the job and return its state; a job that has not begun will never start.
 
-        TERM lets the agent write the final status, KILL ends what is left after `patience_s` seconds.
-
-        Raises:
-            RemoteError: if a process survives.
+        TERM lets the agent write the final status, KILL ends what is left after `patience_s` seconds. Raises
+        RemoteError if a process survives.
         """
         if self._slurm:
             return self._cancel_by_slurm(patience_s)

@@ -94,10 +94,8 @@ class BenchLock:
         """Take the lock if it is free, and sign it as `owner`; return whether it is held now.
 
         If it is held already, check all files again: one may have been removed, or can now be created. If not all files
-        can be locked, all are released, which prevents deadlock.
-
-        Raises:
-            RemoteError: if a file cannot be opened or locked, or no folder can have one.
+        can be locked, all are released, which prevents deadlock. Raises RemoteError if a file cannot be opened or
+        locked, or no folder can have one.
         """
         before, held = None, bool(self._files)
         while before != self._files:  # repeat until the set of lock files is stable

@@ -126,10 +126,7 @@ class Workbench:
     def fill(self, argv: Sequence[str], arm: str, **extra: str) -> list[str]:
         """Return an argv with the placeholders of a `Plan` replaced, those of an arm by its build and models.
 
-        `extra` has values of further placeholders by name.
-
-        Raises:
-            RemoteError: if a placeholder has no value.
+        `extra` has values of further placeholders by name. Raises RemoteError if a placeholder has no value.
         """
         known = {
             "python": sys.executable,

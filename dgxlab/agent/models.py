@@ -30,10 +30,8 @@ def identify(root: Root, path: str, *, read: bool = False) -> dict[str, Any] | N
     """Return model_id, absolute path, size and digest of a file, None if it is missing.
 
     The id depends on the content. The sha256 is kept by inode, size and time of change; if it is not known, id and
-    digest are "unread", unless `read` is set: 20 GB take half a minute.
-
-    Raises:
-        RemoteError: if the file changes while it is read.
+    digest are "unread", unless `read` is set: 20 GB take half a minute. Raises RemoteError if the file changes while it
+    is read.
     """
     file = Path(path).expanduser()
     if not file.is_file():
@@ -76,8 +74,7 @@ def files(root: Root, step: ModelStep) -> dict[str, str]:
 def find(root: Root, step: ModelStep) -> ModelEvent:
     """Return the event of a model that is a file on the host.
 
-    Raises:
-        SpecError: if there is no such file, or it is not a complete GGUF file.
+    Raises SpecError if there is no such file, or it is not a complete GGUF file.
     """
     from dgxlab import gguf_header
 
@@ -118,8 +115,7 @@ def to_send(root: Root, model_ids: Sequence[str]) -> list[str]:
 def receive(root: Root, model_id: str, sha256: str, stream: IO[bytes]) -> None:
     """Store the f16 file of a synthetic model from a stream, for `make` to quantise.
 
-    Raises:
-        RemoteError: if the file is incomplete, or the disk is full.
+    Raises RemoteError if the file is incomplete, or the disk is full.
     """
     with incoming(stream, sha256, root.models, f"model {model_id}") as file:
         settle(file, _sent(root, model_id))

@@ -46,10 +46,8 @@ class Objects:
     def receive(self, stream: IO[bytes]) -> None:
         """Store a commit's objects from a stream: a JSON line, then a git pack.
 
-        The line has `commit`, and `shallow`: the commits whose parents are not sent.
-
-        Raises:
-            RemoteError: if the pack or the commit's tree is incomplete, as after a cut connection.
+        The line has `commit`, and `shallow`: the commits whose parents are not sent. Raises RemoteError if the pack or
+        the commit's tree is incomplete, as after a cut connection.
         """
         header = json.loads(stream.readline())
         self._make()
@@ -75,8 +73,7 @@ class Objects:
     def check_out(self, worktree: Path, index: Path, commit: str, tree: str) -> None:
         """Switch a worktree to a commit, and write only files that differ; `index` is the path of its git index.
 
-        Raises:
-            RemoteError: if the hash of the resulting tree is not `tree`.
+        Raises RemoteError if the hash of the resulting tree is not `tree`.
         """
         # the index is outside the worktree, which has no .git: cmake would reconfigure whenever it changes
         worktree.mkdir(parents=True, exist_ok=True)

@@ -67,8 +67,7 @@ def survey(lab: Lab | None, host: Host, kinds: Collection[str], older_than_days:
 def clean(lab: Lab | None, host: Host, candidates: Sequence[Candidate], watch: Watch) -> Cleaned:
     """Remove the candidates that nothing keeps, jobs only after their journal and raw files were copied here.
 
-    Raises:
-        HostError: if the connection is lost; each item is then removed or intact, and repeating removes the rest.
+    Raises HostError if the connection is lost; each item is then removed or intact, and repeating removes the rest.
     """
     chosen = {(each.item.kind, each.item.name): each.item for each in candidates if not each.kept}
     kept: dict[tuple[str, str], str] = {}

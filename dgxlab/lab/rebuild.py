@@ -38,8 +38,7 @@ class Rebuilt:
 def mend(path: Path, note: Callable[[str], None]) -> None:
     """Replace a damaged or missing database by its newest sound copy; a damaged one is renamed and kept.
 
-    Raises:
-        SpecError: if it cannot be opened for a reason other than its content, or its folder is not writable.
+    Raises SpecError if it cannot be opened for a reason other than its content, or its folder is not writable.
     """
     wrong = _wrong(path) if path.exists() else ""
     if path.exists() and not wrong:
@@ -74,10 +73,8 @@ def _wrong(path: Path) -> str:
 def rebuild(lab: Lab, hosts: Sequence[Host], watch: Watch) -> Rebuilt:
     """Add every job whose end is not in the record, from its archive here or from the hosts.
 
-    Existing rows are unchanged, so an interrupted rebuild can be repeated to continue.
-
-    Raises:
-        HostError: if a host cannot be reached.
+    Existing rows are unchanged, so an interrupted rebuild can be repeated to continue. Raises HostError if a host
+    cannot be reached.
     """
     left: dict[str, str] = {}
     added: list[str] = []

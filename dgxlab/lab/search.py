@@ -265,8 +265,7 @@ def series_steps(experiment: Experiment, name: str, patches: Sequence[str]) -> l
 def commit_steps(experiment: Experiment, clone: Path, good: str, bad: str) -> list[Step]:
     """Return an experiment on each commit of a clone from `good` to `bad`, of merges the first parent alone.
 
-    Raises:
-        SpecError: if `good` is no ancestor of `bad` there.
+    Raises SpecError if `good` is no ancestor of `bad` there.
     """
     own = Git.checkout(clone)
     ids = [own.attempt("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}").text for name in (good, bad)]

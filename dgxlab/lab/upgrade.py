@@ -58,10 +58,8 @@ class PinCheck:
         A row has the parity gates of the experiment, and of the operations that those of `others` that apply the series
         have gates for; the row of stock has those of all series that are tried. An operation that the patched C sources
         do not name is left out: another series brings it. Where the experiment builds no CUDA files, a series that has
-        nothing but tests beside them is not built: it would measure stock.
-
-        Raises:
-            DgxlabError: for an error that does not lie in what is built.
+        nothing but tests beside them is not built: it would measure stock. Raises DgxlabError for an error that does
+        not lie in what is built.
         """
         lab.cache.ensure(self.pin, self.sources, noted(watch))
         rows = [self._applied(lab, name) for name in ("", *names)]

@@ -142,10 +142,7 @@ def plain(text: str) -> str:
 def write(figure: Figure, path: Path) -> Path:
     """Write a figure as PNG, atomically, and return the path; creates the folder if needed.
 
-    The file has neither a date nor matplotlib's version.
-
-    Raises:
-        UsageError: if it cannot be written there.
+    The file has neither a date nor matplotlib's version. Raises UsageError if it cannot be written there.
     """
     content = _saved(figure, format="png", dpi=DPI, metadata={"Software": None})
     with access(path, "written", UsageError):
@@ -226,10 +223,7 @@ def figures(report: Report, stem: str) -> Iterator[tuple[str, Figure]]:
     """Yield the pictures of a report's tables by name.
 
     They are STEM-concurrency, STEM-ops, STEM-serving and STEM-profile; a second of one kind is STEM-ops-2. A table with
-    a single number of sequences, or a single n, gets no picture.
-
-    Raises:
-        UsageError: if there is no matplotlib.
+    a single number of sequences, or a single n, gets no picture. Raises UsageError if there is no matplotlib.
     """
     counts = dict.fromkeys(AXES, 0)
     for chart in charts(report):

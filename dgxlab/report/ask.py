@@ -236,10 +236,8 @@ def newest_on(store: Store, experiment: Experiment, device: Device) -> Job | Non
 def job_of_arm(store: Store, name: str, host: str = "") -> Job:
     """Return the newest job that an experiment was part of, alone or as an arm, on `host` unless that is "".
 
-    A job without valid runs of the experiment is returned only if there is no other.
-
-    Raises:
-        UsageError: if there is no such job, or `name` is the name of a comparison.
+    A job without valid runs of the experiment is returned only if there is no other. Raises UsageError if there is no
+    such job, or `name` is the name of a comparison.
     """
     own = "(name = :name OR EXISTS (SELECT 1 FROM arms WHERE arms.job_id = jobs.job_id AND arm = :name))"
     without_numbers = f"""NOT EXISTS (SELECT 1 FROM runs WHERE runs.job_id = jobs.job_id AND arm = :name

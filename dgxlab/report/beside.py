@@ -32,10 +32,8 @@ LONG = 40  # max length of a series' name in a table; a longer one is replaced b
 def matching(known: Sequence[_Entry], pattern: str, what: str) -> list[_Entry]:
     """Return the published figures or gates that have all words of a pattern, ignoring case.
 
-    A word that is a document's name is compared with the entry's document only.
-
-    Raises:
-        UsageError: if there are none; the message calls them `what`.
+    A word that is a document's name is compared with the entry's document only. Raises UsageError if there are none;
+    the message calls them `what`.
     """
     documents = {_document(entry) for entry in known}
     folded = {name.casefold() for name in documents}

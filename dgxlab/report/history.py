@@ -65,10 +65,8 @@ def history(store: Store, wanted: Query) -> Page:
     """Return the tables of the cells that match a query's patterns, one for each history.
 
     Trees with changes that were not committed, and runs that a hard event disturbed, are left out. If any history has
-    several sessions, those with one are.
-
-    Raises:
-        UsageError: if no cell matches, none was measured, or ruptures is missing.
+    several sessions, those with one are. Raises UsageError if no cell matches, none was measured, or ruptures is
+    missing.
     """
     cells = [row["cell"] for row in store.rows("SELECT * FROM cells") if _matches(row, wanted.cells)]
     if not cells:
@@ -195,10 +193,7 @@ def change_points(values: Sequence[float]) -> list[SpeedChange]:
     """Return where the level of a series changes, by binary segmentation of its logarithms; values are above 0.
 
     A change counts if at most a share ALPHA of random orders of the values has one as clear. So fewer than LEAST values
-    have none.
-
-    Raises:
-        UsageError: if ruptures is missing.
+    have none. Raises UsageError if ruptures is missing.
     """
     if len(values) < LEAST:
         return []

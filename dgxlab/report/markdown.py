@@ -78,10 +78,8 @@ def render(report: Report, *, wide: bool = False) -> str:
 def render_page(page: Page, *, wide: bool = False, columns: tuple[str, ...] = ()) -> str:
     """Return the tables of a form as markdown, with headings if there are several.
 
-    `wide` shows all columns, `columns` only those with these keys or labels.
-
-    Raises:
-        UsageError: if no table has a column of `columns`.
+    `wide` shows all columns, `columns` only those with these keys or labels. Raises UsageError if no table has a column
+    of `columns`.
     """
     return _render("form.md.j2", page=page, sheet=_Sheet(page.tables, wide=wide, columns=columns))
 

@@ -98,10 +98,8 @@ def check(root: Path, name: str, cache: PinCache, pin: str, *, beside: bool = Fa
 
     A series has no problem if every file is listed once and readable, every patch changes exactly the blobs that it
     names into those that it names, none is what a merge left over, and `git format-patch` would write each patch
-    identically. With `beside`, other pins need the patches too: what mends a patch that moved keeps them.
-
-    Raises:
-        SpecError: if the pin is not in the cache.
+    identically. With `beside`, other pins need the patches too: what mends a patch that moved keeps them. Raises
+    SpecError if the pin is not in the cache.
     """
     cache.require(pin)
     try:

@@ -99,10 +99,8 @@ def _use_wal(connection: sqlite3.Connection) -> None:
 def open_existing(path: Path, *, immutable: bool = False) -> sqlite3.Connection:
     """Open an existing database as it is, without migrating it.
 
-    With `immutable`, it is only read, without a write-ahead log: no file beside it is read or created.
-
-    Raises:
-        SpecError: if it does not exist, or is on a network file system.
+    With `immutable`, it is only read, without a write-ahead log: no file beside it is read or created. Raises SpecError
+    if it does not exist, or is on a network file system.
     """
     if not path.exists():
         raise SpecError(f"there is no database {path}: the first run makes it", next=first_command())

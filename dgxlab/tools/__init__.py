@@ -87,8 +87,7 @@ def bench_of(entry: Bench) -> Benchmark:
 def launches(experiment: Experiment, wanted: Wanted = lambda model, env, cell: True) -> Iterator[Launch]:
     """Yield the launches that measure an experiment's cells; cells that are not `wanted` are left out.
 
-    Raises:
-        SpecError: if `exclude` of an entry leaves no cell, or its sizes do not fit its settings.
+    Raises SpecError if `exclude` of an entry leaves no cell, or its sizes do not fit its settings.
     """
     for number, entry in enumerate(experiment.bench):
         env = {**experiment.env, **entry.env}

@@ -32,9 +32,7 @@ def kernel_files(root: str, kernel: str) -> dict[str, str]:
     """Return the texts of a kernel's sources, of what all share and of what it includes, by path below `root`/kernels/.
 
     A kernel includes another if a source or the Makefile names ../OTHER, as #include "../OTHER/x.cuh" or -I../OTHER.
-
-    Raises:
-        SpecError: if the kernel has no Makefile, or a file is not text.
+    Raises SpecError if the kernel has no Makefile, or a file is not text.
     """
     home = Path(root) / "kernels"
     if not (home / kernel / "Makefile").is_file():

@@ -59,8 +59,7 @@ class Problem(Exception):
 def started(argv: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
     """Yield a running server; end it by TERM, then KILL.
 
-    Raises:
-        Problem: if it cannot be started, or has ended when something fails with it.
+    Raises Problem if it cannot be started, or has ended when something fails with it.
     """
     libc = ctypes.CDLL(None)
     try:
@@ -153,10 +152,8 @@ def _get(port: int, path: str, limit_s: float = ANSWER_S) -> tuple[int, bytes]:
 def prompts(count: int, tokens: int, n_vocab: int, seed: str) -> Iterator[list[int]]:
     """Yield prompts of random tokens, no two of which begin alike.
 
-    Tokens with a special meaning are at both ends of vocabularies, so only those between are used.
-
-    Raises:
-        Problem: if there are fewer of them than prompts.
+    Tokens with a special meaning are at both ends of vocabularies, so only those between are used. Raises Problem if
+    there are fewer of them than prompts.
     """
     known, source = range(n_vocab // 8, n_vocab // 2), random.Random(seed)  # noqa: S311 - no secret
     if count > len(known):
@@ -174,8 +171,7 @@ class Api:
     def facts(self, port: int, argv: Sequence[str]) -> dict[str, Any]:
         """Return what a server says of itself: model, slots, tokens of a slot, size of the vocabulary.
 
-        Raises:
-            Problem: if it does not, or serves another model than `argv` says.
+        Raises Problem if it does not, or serves another model than `argv` says.
         """
         model = argv[argv.index("-m") + 1]
         try:

@@ -51,8 +51,7 @@ FIELDS = {"trace": 3, "kernel": 6, "pass": 3, "launch": 5, "end": 3}
 def passes(text: str) -> list[Pass]:
     """Return the passes of a trace, in order.
 
-    Raises:
-        Refused: if the trace was cut short, lost records, or is of another program or of several devices.
+    Raises Refused if the trace was cut short, lost records, or is of another program or of several devices.
     """
     lines: dict[str, list[list[str]]] = {kind: [] for kind in FIELDS}
     for line in text.split("\n"):

@@ -189,8 +189,7 @@ _SCALES = {
 def ncu(text: str) -> Reading:
     """Parse `ncu --csv`, of either page: a row for each kernel with its grid and block size, and a launch's metrics.
 
-    Raises:
-        Refused: if the text is of several processes or devices, a row is broken or missing, or a kernel took no time.
+    Raises Refused if the text is of several processes or devices, a row is broken or missing, or a kernel took no time.
     """
     rows = list(csv_rows(text, _FIRST))
     if rows and "Metric Name" not in rows[0].columns:

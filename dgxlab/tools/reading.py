@@ -121,8 +121,7 @@ def each_line(lines: Iterable[Line], make: Callable[[Line], T]) -> Iterator[T]:
 def value(metric: str, unit: str, columns: Mapping[str, Any], *, above_0: bool = True) -> Values:
     """Return the number in the column `metric` as the metric's only value.
 
-    Raises:
-        Refused: if there is no finite number, or, with `above_0`, none above 0.
+    Raises Refused if there is no finite number, or, with `above_0`, none above 0.
     """
     return Values(metric, unit, ((positive if above_0 else number)(columns, metric),))
 

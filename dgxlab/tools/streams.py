@@ -32,10 +32,8 @@ def steady(streams: Sequence[Mapping[str, Any]]) -> list[float]:
     """Return the speed of each stream, in t/s, while all of them generate.
 
     That is between the latest first token and the earliest last one. A stream's tokens after its first event there are
-    divided by the time since, so that the ends of the window cost none.
-
-    Raises:
-        Refused: if some stream got fewer than STEADY tokens in that time.
+    divided by the time since, so that the ends of the window cost none. Raises Refused if some stream got fewer than
+    STEADY tokens in that time.
     """
     arrivals = [[(each["sent_us"] + us, tokens) for us, tokens in _arrivals(each)] for each in streams]
     begin, end = max(each[0][0] for each in arrivals), min(each[-1][0] for each in arrivals)

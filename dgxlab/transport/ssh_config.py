@@ -55,10 +55,8 @@ class Hop:
 def route(destination: str) -> tuple[Hop, ...]:
     """Return the hops to a destination: jump hosts in order, the destination last.
 
-    As in ssh, the ProxyJump of the first jump host itself applies; later jump hosts' do not.
-
-    Raises:
-        HostError: if ssh does not understand the destination, or the jumps are circular.
+    As in ssh, the ProxyJump of the first jump host itself applies; later jump hosts' do not. Raises HostError if ssh
+    does not understand the destination, or the jumps are circular.
     """
     hops: list[Hop] = []
     first: str | None = destination
