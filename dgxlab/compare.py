@@ -203,11 +203,7 @@ def _axes(entry: Bench) -> Mapping[str, Sequence[Any]]:
 
 
 def _paired(
-    left: Bench,
-    right: Bench,
-    left_env: Mapping[str, str],
-    right_env: Mapping[str, str],
-    labels: Collection[str],
+    left: Bench, right: Bench, left_env: Mapping[str, str], right_env: Mapping[str, str], labels: Collection[str]
 ) -> Iterator[tuple[Launch, Launch]]:
     free = {*_argument_axes(left, right), *_ARGUMENTS}
 

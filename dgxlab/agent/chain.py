@@ -18,16 +18,7 @@ from dgxlab.errors import AGAIN, ConditionsError, DgxlabError, GateFailed, more_
 from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, ChainStep
 from dgxlab.model.events import ChainEvent, RunEvent, flag
 from dgxlab.model.reasons import Code, says_not_engaged
-from dgxlab.stats import (
-    BURN_IN_RUNS,
-    Chain,
-    burn_in_settled,
-    cycles_needed,
-    fewest_cycles,
-    mde,
-    median,
-    sigma_bound,
-)
+from dgxlab.stats import BURN_IN_RUNS, Chain, burn_in_settled, cycles_needed, fewest_cycles, mde, median, sigma_bound
 from dgxlab.units import duration, percent, ranges
 
 _WAITED_S = 5.0

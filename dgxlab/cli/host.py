@@ -73,10 +73,7 @@ def add(
 
 @app.add
 def trust(
-    name: _NameArgument,
-    yes: bool = Option(False, "--yes", "-y", help="Consent without asking."),
-    *,
-    out: Out,
+    name: _NameArgument, yes: bool = Option(False, "--yes", "-y", help="Consent without asking."), *, out: Out
 ) -> None:
     """Consent to a host's entry in a project's hosts.yaml.
 

@@ -21,11 +21,7 @@ from dgxlab.units import change, duration
 app = App("The tries of loops: hypotheses, diffs, decisions.")
 _EXIT = {"promoted": 0, "build": BuildFailed.exit_code, "gate": GateFailed.exit_code}
 """The exit code of a try, by how it ended; CheckFailed's for all others."""
-_OVER = {
-    "baseline": "the baseline",
-    "parent": "the parent",
-    "pin": "pin {pin:.12}, the baseline's series included",
-}
+_OVER = {"baseline": "the baseline", "parent": "the parent", "pin": "pin {pin:.12}, the baseline's series included"}
 """What the lines of a try are counted over, by `diff_over`."""
 
 
@@ -36,10 +32,7 @@ def try_(
     tree: Path = Option(..., "--tree", help="The llama.cpp checkout to try, committed or not."),
     because: str = Option(..., "--because", help="The hypothesis: why it should be faster, in a sentence."),
     parent: str | None = Option(
-        None,
-        "--parent",
-        metavar="TRY",
-        help="Compare with this promoted try, 0 for BASELINE; else with the newest.",
+        None, "--parent", metavar="TRY", help="Compare with this promoted try, 0 for BASELINE; else with the newest."
     ),
     max_minutes: float | None = Option(None, "--max-minutes", help="Stop once the ledger's tries took so long."),
     max_tries: int = Option(0, "--max-tries", min=0, help="Stop once the ledger has so many tries; 0: no limit."),

@@ -40,12 +40,10 @@ _NamesArgument = Annotated[
     ),
 ]
 _HistoryOption = Annotated[
-    str | None,
-    Option(metavar="CELL", help="Cells with these words over all sessions: --form history --cells CELL."),
+    str | None, Option(metavar="CELL", help="Cells with these words over all sessions: --form history --cells CELL.")
 ]
 _PublishedOption = Annotated[
-    str | None,
-    Option(help="Published figures with these words, beside a form or alone: 'seed000 MMQ,seed004 vLLM'."),
+    str | None, Option(help="Published figures with these words, beside a form or alone: 'seed000 MMQ,seed004 vLLM'.")
 ]
 _HtmlOption = Annotated[
     Path | None,

@@ -51,8 +51,7 @@ class _SpecOptions:
     """Options of every command that reads specs."""
 
     host: Annotated[
-        str | None,
-        Option("--host", help="Run on this host instead of the spec's.", autocompletion=_complete.hosts),
+        str | None, Option("--host", help="Run on this host instead of the spec's.", autocompletion=_complete.hosts)
     ] = None
     set_: Annotated[
         list[str] | None,
@@ -105,8 +104,7 @@ class _FleetOptions(JobOptions):
         ),
     ] = None
     nodes: Annotated[
-        int | None,
-        Option("--nodes", min=1, help="Run on so many nodes of the cluster at once, on each by itself."),
+        int | None, Option("--nodes", min=1, help="Run on so many nodes of the cluster at once, on each by itself.")
     ] = None
 
     def requests(self, kind: str, spec: str, baseline: str = "", **options: Any) -> list[Request]:

@@ -65,12 +65,7 @@ class Search:
     name: str = ""  # of the only subject to return, "" for all
 
     def compare(
-        self,
-        lab: Lab,
-        baseline: Experiment,
-        candidate: Experiment,
-        watch: Watch,
-        used: Collection[str] | None = None,
+        self, lab: Lab, baseline: Experiment, candidate: Experiment, watch: Watch, used: Collection[str] | None = None
     ) -> Compared:
         """Compare two builds, in a session of an earlier search if there is one.
 

@@ -37,9 +37,7 @@ _NO_HOST = "# box: {ssh: user@box}"
 KINDS = {
     "cpu": Kind("cpu", "one-thread", {"hosts": _NO_HOST}),
     "cuda": Kind(
-        "gpu",
-        "no-graphs",
-        {"machine": "an NVIDIA GPU", "host": "local", "arch": "90", "counts": "", "hosts": _NO_HOST},
+        "gpu", "no-graphs", {"machine": "an NVIDIA GPU", "host": "local", "arch": "90", "counts": "", "hosts": _NO_HOST}
     ),
     "spark": Kind(
         "gpu",

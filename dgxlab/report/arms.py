@@ -191,11 +191,7 @@ def concurrency(
     rows: dict[str, dict[str, Value]] = {}
     for ask in sorted(distinct_asks(cells, row_key), key=lambda ask: sort_key(form, ask)):
         others = {key: settings_with_model(form, ask).get(key) for key in varying}
-        rows[row_key(ask)] = {
-            **{key: others[key] for key in varying[:1] if key == "model"},
-            **form.lead(ask),
-            **others,
-        }
+        rows[row_key(ask)] = {**{key: others[key] for key in varying[:1] if key == "model"}, **form.lead(ask), **others}
     columns = leading(list(rows.values()), list(next(iter(rows.values()))))
     for number, arm in enumerate(arms):
         for metric in metrics:

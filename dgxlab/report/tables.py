@@ -9,17 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dgxlab import roofline, units
 from dgxlab.errors import command
-from dgxlab.model import (
-    CHANGED,
-    Cell,
-    Check,
-    LaunchedGate,
-    ParityGate,
-    SyntheticModel,
-    about,
-    gpu_backends,
-    root_of,
-)
+from dgxlab.model import CHANGED, Cell, Check, LaunchedGate, ParityGate, SyntheticModel, about, gpu_backends, root_of
 from dgxlab.model.events import COPY
 from dgxlab.report.ask import AskedGate, CellAsk, label, op_params
 from dgxlab.report.evidence import Evidence, Measured, engaged_rows, range_of

@@ -175,10 +175,7 @@ class ServeBench(Benchmark):
     )
     n_prompt: tuple[int, ...] = key("Many[Count]", "Prompt lengths, in tokens.", [], must=True)
     n_gen: tuple[int, ...] = key(
-        f"Many[Annotated[int, Field(ge={STEADY + 2}, le=2**31 - 1)]]",
-        "Generated tokens of each stream.",
-        [],
-        must=True,
+        f"Many[Annotated[int, Field(ge={STEADY + 2}, le=2**31 - 1)]]", "Generated tokens of each stream.", [], must=True
     )
     streams: tuple[int, ...] = key("Few[Count]", "Numbers of streams at once.", [])
     rates: tuple[float, ...] = key(
@@ -192,14 +189,10 @@ class ServeBench(Benchmark):
         "Literal['llama-server', 'vllm']", "The build's own llama-server, or a vLLM on the host.", PROGRAM
     )
     command: tuple[str, ...] = key(
-        "Args",
-        "For vllm its command line, as [vllm, serve, /models/x], without host and port.",
-        [],
+        "Args", "For vllm its command line, as [vllm, serve, /models/x], without host and port.", []
     )
     repetitions: int = key(
-        "Annotated[int, Field(ge=1, le=1000)]",
-        "Counted waves; one more is run first and thrown away.",
-        3,
+        "Annotated[int, Field(ge=1, le=1000)]", "Counted waves; one more is run first and thrown away.", 3
     )
     ready_s: float = key("Seconds", "How long the server may take until it is ready, in seconds.", 300.0)
     stall_s: float = key("Seconds", "How long all streams together may be silent, in seconds.", 60.0)
