@@ -144,8 +144,7 @@ class BudgetSpent(DgxlabError, exit_code=13):
 class Interrupted(DgxlabError, exit_code=130):
     """The user stopped the client; the job goes on."""
 
-    job_id = ""
-    """Of the job that goes on, "" for none or several."""
+    job_id = ""  # of the job that goes on, "" for none or several
 
 
 @contextmanager

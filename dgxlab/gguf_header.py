@@ -73,12 +73,9 @@ class TensorInfo:
     """One tensor of a file."""
 
     name: str
-    shape: tuple[int, ...]
-    """As in ggml: the length of a row comes first."""
-    type: str
-    """ggml's name, as Q4_K."""
-    offset: int
-    """Its first byte, counted from `Header.begin`."""
+    shape: tuple[int, ...]  # as in ggml: the length of a row comes first
+    type: str  # ggml's name, as Q4_K
+    offset: int  # its first byte, counted from `Header.begin`
     nbytes: int
 
     @property
@@ -93,8 +90,7 @@ class Header:
 
     metadata: Mapping[str, Value]
     tensors: tuple[TensorInfo, ...]
-    begin: int
-    """The byte of the file at which the tensors' data begins."""
+    begin: int  # the byte of the file at which the tensors' data begins
 
     @property
     def architecture(self) -> str:

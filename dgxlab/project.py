@@ -9,8 +9,7 @@ import os
 import shlex
 from pathlib import Path
 
-MARKER = ".dgxlab-root"
-"""An empty file that marks a project's folder; all folders below belong to the project."""
+MARKER = ".dgxlab-root"  # an empty file that marks a project's folder; all folders below belong to the project
 
 
 def root(spec: Path | None = None) -> Path:

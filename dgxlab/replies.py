@@ -7,17 +7,10 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-SHARED = ("builds", "work", "models", "tools", "agents", "leftovers")
-"""Kinds of items that several jobs may use."""
-
-SLURMS_WORD = "slurm.end"
-"""File of a job that ended without a final status, with what Slurm says of it."""
-
-LIVE = ("queued", "running")
-"""States of a job that was started and has not ended."""
-
-END = b"\0"
-"""Begins the line after a journal: no line of a journal begins with it."""
+SHARED = ("builds", "work", "models", "tools", "agents", "leftovers")  # kinds of items that several jobs may use
+SLURMS_WORD = "slurm.end"  # file of a job that ended without a final status, with what Slurm says of it
+LIVE = ("queued", "running")  # states of a job that was started and has not ended
+END = b"\0"  # begins the line after a journal: no line of a journal begins with it
 
 _UNSEALED = {"exit_code", "status", "message", "next", "t", "journal_bytes", "journal_sha256"}
 """Fields of an older agent's final status, which has no digest of its own."""
@@ -31,31 +24,24 @@ class Status:
     state: str
     """absent, staged, queued, running, done or lost; in a list of jobs also elsewhere, if it is below another root."""
     journal_bytes: int = 0
-    rc: dict[str, Any] | None = None
-    """The final status, see `final_status`; None before the job ends."""
+    rc: dict[str, Any] | None = None  # the final status, see `final_status`; None before the job ends
     cause: str = ""
     """Why a job with a final status is lost: its files were changed or damaged; what one does that is elsewhere."""
     slurm: str = ""
     """What Slurm says of a job that has no final status: `PENDING (Priority), ...`, `TIMEOUT, Slurm job 12`."""
-    waits_for: str = ""
-    """Whose build or device a running job waits for: `job J of alice, since ...`."""
+    waits_for: str = ""  # whose build or device a running job waits for: `job J of alice, since ...`
 
 
 @dataclass(frozen=True)
 class Item:
     """A file or folder that the agent keeps on the host, below its root."""
 
-    kind: str
-    """builds, work, models, tools, agents, jobs, leftovers or sources."""
+    kind: str  # builds, work, models, tools, agents, jobs, leftovers or sources
     name: str
-    used: float
-    """When it was last used, unix seconds of the host's clock."""
-    age_s: float
-    """Seconds since its last use, by the host's clock."""
-    bytes: int = 0
-    """Its size on the disk, in bytes."""
-    state: str = ""
-    """A job's state, "" for anything else."""
+    used: float  # when it was last used, unix seconds of the host's clock
+    age_s: float  # seconds since its last use, by the host's clock
+    bytes: int = 0  # its size on the disk, in bytes
+    state: str = ""  # a job's state, "" for anything else
     journal_bytes: int = 0
 
 
@@ -63,10 +49,8 @@ class Item:
 class Removal:
     """The result of a removal."""
 
-    removed: tuple[tuple[str, str], ...]
-    """Kind and name of each removed item."""
-    kept: tuple[tuple[str, str, str], ...]
-    """Kind and name of each item that should be removed but was kept, and why."""
+    removed: tuple[tuple[str, str], ...]  # kind and name of each removed item
+    kept: tuple[tuple[str, str, str], ...]  # kind and name of each item that should be removed but was kept, and why
 
 
 def final_status(content: bytes) -> dict[str, Any] | None:

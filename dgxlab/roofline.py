@@ -17,11 +17,8 @@ _BOOST = 1.1
 """Margin of FLOPS: they are documented at a nominal clock, which a cool GPU exceeds (H200: 1.83 against 1.98 GHz); and
 a model's name rounds its size, and counts embeddings that a prompt only looks up."""
 
-_ROUNDING = 1.01
-"""Margin of bandwidth: memory has a fixed clock, but its documented bandwidth is rounded."""
-
-_GIB_IN_GB = 2**30 / 1e9
-"""ggml's tools divide by 2^30 for the "GB/s" that they print."""
+_ROUNDING = 1.01  # margin of bandwidth: memory has a fixed clock, but its documented bandwidth is rounded
+_GIB_IN_GB = 2**30 / 1e9  # ggml's tools divide by 2^30 for the "GB/s" that they print
 
 
 @dataclass(frozen=True)
@@ -29,14 +26,10 @@ class Peaks:
     """Documented peaks of a GPU."""
 
     gpu: str
-    bandwidth: float
-    """Memory bandwidth, in bytes per second."""
-    l2: float
-    """Size of the L2 cache, in bytes."""
-    l2_bandwidth: float
-    """Bandwidth of the L2, in bytes per second: 64 per clock and multiprocessor."""
-    flops: Mapping[str, float]
-    """Dense FLOPS by compute path; a path that the GPU lacks is left out."""
+    bandwidth: float  # memory bandwidth, in bytes per second
+    l2: float  # size of the L2 cache, in bytes
+    l2_bandwidth: float  # bandwidth of the L2, in bytes per second: 64 per clock and multiprocessor
+    flops: Mapping[str, float]  # dense FLOPS by compute path; a path that the GPU lacks is left out
 
     def times(self, count: int) -> Peaks:
         """Return the peaks of `count` such GPUs together."""
@@ -55,12 +48,9 @@ class Peaks:
 class Weights:
     """What a token rate is checked with: the weights of a model that each token uses."""
 
-    parameters: float
-    """Their number; in a mixture of experts, only the active ones."""
-    bits: float
-    """Minimum bits of one in memory; 0 if unknown."""
-    path: str
-    """The fastest compute path for their type; "" if unknown."""
+    parameters: float  # their number; in a mixture of experts, only the active ones
+    bits: float  # minimum bits of one in memory; 0 if unknown
+    path: str  # the fastest compute path for their type; "" if unknown
 
 
 _HOPPER = {"bf16": 989e12, "fp8": 1979e12, "int8": 1979e12}

@@ -14,8 +14,7 @@ from typing import Union
 from dgxlab.errors import AGAIN, UsageError
 from dgxlab.gguf_header import BLOCKS, Header
 
-_GAIN = 1.2
-"""The speedup that a rewrite must be able to reach, unless given."""
+_GAIN = 1.2  # the speedup that a rewrite must be able to reach, unless given
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,7 @@ class _Inputs:
         return self._known[name].value
 
 
-Parts = dict[str, float]
-"""Bytes of one call, by operand."""
+Parts = dict[str, float]  # bytes of one call, by operand
 
 
 def _product(inputs: _Inputs) -> Parts:

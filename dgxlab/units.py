@@ -8,29 +8,23 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-MISSING = "\N{EN DASH}"
-"""Shown in a table for a missing value."""
+MISSING = "\N{EN DASH}"  # shown in a table for a missing value
 
 _RESOLUTION = 0.005
 """A column's last digit is worth at most this share of its smallest value: half the smallest effect worth showing."""
 
-_MAX_DIGITS = 5
-"""Digits of a column's largest value beyond which decimals are dropped."""
+_MAX_DIGITS = 5  # digits of a column's largest value beyond which decimals are dropped
 
 
 @dataclass(frozen=True)
 class Metric:
     """A metric; `better` is "higher" or "lower"."""
 
-    name: str
-    """llama.cpp's column name."""
-    unit: str
-    """Unit of stored values."""
+    name: str  # llama.cpp's column name
+    unit: str  # unit of stored values
     better: str
-    label: str = ""
-    """Its name in tables, without the unit."""
-    scaled: Mapping[str, float] = field(default_factory=dict)
-    """Its `scales`; {} if tables show the stored unit."""
+    label: str = ""  # its name in tables, without the unit
+    scaled: Mapping[str, float] = field(default_factory=dict)  # its `scales`; {} if tables show the stored unit
 
     @property
     def scales(self) -> Mapping[str, float]:
@@ -86,8 +80,7 @@ class Style:
     """How one column shows its values."""
 
     unit: str
-    factor: float
-    """Factor from the shown unit to the stored one."""
+    factor: float  # factor from the shown unit to the stored one
     decimals: int
 
     def value(self, value: float | None) -> str:
@@ -187,8 +180,7 @@ def busy(wait_s: float) -> str:
     return f"stayed busy for {duration(wait_s)}" if wait_s else "is busy"
 
 
-EARLIER = "a job that asked earlier"
-"""For whom a free lock is kept."""
+EARLIER = "a job that asked earlier"  # for whom a free lock is kept
 
 
 def held(what: str, who: str) -> str:

@@ -45,8 +45,7 @@ if TYPE_CHECKING:
     from dgxlab.agent.job import Job
     from dgxlab.replies import Status
 
-_FOLLOW_S = 0.1
-"""Pause between looks at the journal."""
+_FOLLOW_S = 0.1  # pause between looks at the journal
 
 
 def main(argv: list[str]) -> int:

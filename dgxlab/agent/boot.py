@@ -19,11 +19,8 @@ from pathlib import Path
 NO_AGENT, OPEN_ROOT = 97, 96
 """Exit statuses: the agent is missing or damaged; another user can write in a folder of the root (see stderr)."""
 
-SEAL = 64
-"""Length of the agent's last bytes: the sha256, in hex, of all bytes before them."""
-
-CODE = ("agent", "tools", "src", "work", "builds", "jobs")
-"""Folders of the root that hold programs."""
+SEAL = 64  # length of the agent's last bytes: the sha256, in hex, of all bytes before them
+CODE = ("agent", "tools", "src", "work", "builds", "jobs")  # folders of the root that hold programs
 
 
 def sync(path: Path) -> None:

@@ -43,8 +43,7 @@ if TYPE_CHECKING:
     from dgxlab.agent.job import Job
 
 _STAMP = "stamp.json"
-LOOK_S, TAIL = 0.25, 1 << 16
-"""Seconds between looks at ninja's output, and how many bytes at its end are read."""
+LOOK_S, TAIL = 0.25, 1 << 16  # seconds between looks at ninja's output, and how many bytes at its end are read
 _OWN_LIBRARY = re.compile(r"lib(ggml|llama|mtmd)[\w.-]*\.so[\w.]*")
 
 

@@ -21,22 +21,13 @@ from dgxlab.model.reasons import Code, says_not_engaged
 from dgxlab.stats import BURN_IN_RUNS, Chain, burn_in_settled, cycles_needed, fewest_cycles, mde, median, sigma_bound
 from dgxlab.units import duration, percent, ranges
 
-_WAITED_S = 5.0
-"""After a longer wait the device has cooled: the next run does not count as a neighbour of the last."""
-
-_TIMED_RUNS = 3
-"""Runs of a burn-in that say how long one takes; the first is often slow."""
-
-_ABOVE_C = 3.0
-"""Max degrees C above the lowest temperature seen, when a run begins."""
-STILL_S = 30.0
-"""Without a new lowest temperature for this long, the device has stopped cooling."""
-LIMIT_S = 900.0
-"""Max wait for the device to cool."""
-LOOK_S = 1.0
-"""Pause between two looks at the temperature."""
-KNOWN_S = 5.0
-"""A temperature that is unknown for longer counts as not available."""
+_WAITED_S = 5.0  # after a longer wait the device has cooled: the next run does not count as a neighbour of the last
+_TIMED_RUNS = 3  # runs of a burn-in that say how long one takes; the first is often slow
+_ABOVE_C = 3.0  # max degrees C above the lowest temperature seen, when a run begins
+STILL_S = 30.0  # without a new lowest temperature for this long, the device has stopped cooling
+LIMIT_S = 900.0  # max wait for the device to cool
+LOOK_S = 1.0  # pause between two looks at the temperature
+KNOWN_S = 5.0  # a temperature that is unknown for longer counts as not available
 
 
 class ChainRunner:
@@ -46,8 +37,7 @@ class ChainRunner:
         self._step = step
         self._comparisons = chains.comparisons(step)
         self._bench = bench
-        self._runs: list[chains.ChainRun] = []
-        """All runs in order, repeated ones too."""
+        self._runs: list[chains.ChainRun] = []  # all runs in order, repeated ones too
         self._at = (BURN_IN, 1)
         self._around: dict[str, tuple[float, float]] = {}
         self._failed: RunEvent | None = None

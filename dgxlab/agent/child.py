@@ -23,39 +23,30 @@ from dgxlab.errors import AGAIN, RemoteError, one_line
 from dgxlab.model.reasons import Code, Reason, reason
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 1, 36, 37
-_GRACE_S = 5.0
-"""Wait between TERM and KILL, and after KILL."""
-_LEFT_S = 0.2
-"""A process that ends this soon after its parent does not count as left running."""
-_NICE = 10
-"""Niceness of programs that `beside` starts, so that they yield to the measured program."""
+_GRACE_S = 5.0  # wait between TERM and KILL, and after KILL
+_LEFT_S = 0.2  # a process that ends this soon after its parent does not count as left running
+_NICE = 10  # niceness of programs that `beside` starts, so that they yield to the measured program
 OUTPUT_LIMIT = 64 << 20
 """Max bytes that a program may print on a stream: a week of samples of one GPU. More would fill disk and memory."""
-OUTPUT_LOOK_S = 0.5
-"""Pause between looks at how much was printed."""
+OUTPUT_LOOK_S = 0.5  # pause between looks at how much was printed
 _FILE_LIMIT = 1 << 30
 """Max bytes per file for a program that writes only its output; CUDA's kernel cache is such a file too."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_beside: set[int] = set()
-"""Process groups of programs that `beside` started."""
+_beside: set[int] = set()  # process groups of programs that `beside` started
 
 
 @dataclass(frozen=True)
 class Exit:
     """How a program ended."""
 
-    rc: int | None
-    """Exit status, None if a signal ended the program."""
+    rc: int | None  # exit status, None if a signal ended the program
     signal: int | None
-    started: float
-    """Unix seconds."""
+    started: float  # Unix seconds
     seconds: float
     timed_out: bool = False
-    too_long: bool = False
-    """The program printed more than OUTPUT_LIMIT and was ended; only that much was kept."""
-    left: tuple[str, ...] = ()
-    """Processes that the program left running, and that were ended: `pid 77 (sleep)`."""
+    too_long: bool = False  # the program printed more than OUTPUT_LIMIT and was ended; only that much was kept
+    left: tuple[str, ...] = ()  # processes that the program left running, and that were ended: `pid 77 (sleep)`
     pid: int = 0
 
     @property

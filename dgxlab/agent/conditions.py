@@ -32,8 +32,7 @@ _GAUGES = {
 }
 """Unit of each sampled quantity; a GPU's have nvidia-smi's names."""
 
-_ACTIVE = "clocks_event_reasons.active"
-"""Bit mask: why the clock is lowered at this instant."""
+_ACTIVE = "clocks_event_reasons.active"  # bit mask: why the clock is lowered at this instant
 
 _COUNTER = "clocks_event_reasons_counters"
 _THROTTLES = (
@@ -71,16 +70,10 @@ _OTHERS = 0.25
 _SHARE = 0.15
 """Soft limit for the share of the processors that others use, also if the run does not wait: they use memory bandwidth,
 which the GPU of a DGX Spark shares. In 1,309 recorded runs it was below 0.1, or above 0.3 where others worked."""
-_STEAL = (0.01, 0.05)
-"""Limits (soft, hard) for the share of time that the hypervisor gave to other machines."""
-_PSI = 0.10
-"""Limit for the share of time in which a task waited for a processor."""
-
-_SWAP_MIB = 1.0
-"""Pages swapped in for an idle daemon are less than this, those of a model more."""
-
-_WATCHED_S = 2.0
-"""A run of at least this length has samples, unless a sampler fails."""
+_STEAL = (0.01, 0.05)  # limits (soft, hard) for the share of time that the hypervisor gave to other machines
+_PSI = 0.10  # limit for the share of time in which a task waited for a processor
+_SWAP_MIB = 1.0  # pages swapped in for an idle daemon are less than this, those of a model more
+_WATCHED_S = 2.0  # a run of at least this length has samples, unless a sampler fails
 
 _STUCK_MHZ, _BUSY_PERCENT, _BUSY_SAMPLES = 1500.0, 90.0, 4
 """A GPU is stuck if this many samples are busier than this and their median clock is below this. With fewer busy
@@ -103,8 +96,7 @@ class Conditions:
     samples: Sequence[DeviceSample]
     before: Mapping[str, Any]
     after: Mapping[str, Any]
-    gpus: Mapping[str, str]
-    """Name of each GPU that the job measures on, by uuid."""
+    gpus: Mapping[str, str]  # name of each GPU that the job measures on, by uuid
     seconds: float
     contention: Contention
     threads: int

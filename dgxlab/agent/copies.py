@@ -11,10 +11,8 @@ from uuid import UUID
 
 from dgxlab.errors import RemoteError
 
-_SIZE = 1 << 30
-"""Bytes of a copy, far more than any cache; a quarter of the free memory, if that is less."""
-_WARM_S = 0.3
-"""Time of copying before the first copy that counts: an idle memory has a lower clock."""
+_SIZE = 1 << 30  # bytes of a copy, far more than any cache; a quarter of the free memory, if that is less
+_WARM_S = 0.3  # time of copying before the first copy that counts: an idle memory has a lower clock
 _COPIES = 11
 
 _Pointer = ctypes.c_uint64

@@ -25,12 +25,9 @@ _KEEP_ENV = ("HOME", "USER", "LOGNAME", "TMPDIR", "TZ", *_COMPILERS, "XDG_CACHE_
 _KEEP_PREFIX = ("CCACHE_",)
 """Variables that programs inherit from the login. All others come from the plan or from hosts.yaml."""
 
-PATIENCE_S = 20.0
-"""Max time for a program to print its version or its state."""
-_ANSWER_LIMIT = 1 << 20
-"""Max bytes of an answer; the longest known, nvidia-smi's list of fields, has 30 kB."""
-_LAST_S = 0.05
-"""Minimum timeout, so that buffered output is still read."""
+PATIENCE_S = 20.0  # max time for a program to print its version or its state
+_ANSWER_LIMIT = 1 << 20  # max bytes of an answer; the longest known, nvidia-smi's list of fields, has 30 kB
+_LAST_S = 0.05  # minimum timeout, so that buffered output is still read
 
 
 @dataclass(frozen=True)
@@ -38,12 +35,10 @@ class Settings:
     """Settings of this host, most of them from the client's hosts.yaml."""
 
     name: str = "local"
-    root: Path | None = None
-    """The agent's root folder; None if no client called the agent."""
+    root: Path | None = None  # the agent's root folder; None if no client called the agent
     path_prepend: tuple[Path, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
-    processors: tuple[int, ...] = ()
-    """Numbers of the processors that sessions may use, in order; () for all."""
+    processors: tuple[int, ...] = ()  # numbers of the processors that sessions may use, in order; () for all
     lock: Path | None = None
     """The owner file, in which people who share the machine write their name while they measure."""
     slurm: tuple[str, ...] | None = None
@@ -159,8 +154,7 @@ def _kept(name: str) -> bool:
 class Answer(NamedTuple):
     """What a short program printed on stdout, and its exit status."""
 
-    status: int
-    """127 if the program cannot be started; negative, and the text "", if it was killed or exceeded a limit."""
+    status: int  # 127 if the program cannot be started; negative, and the text "", if it was killed or exceeded a limit
     text: str
 
 

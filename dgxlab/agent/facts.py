@@ -27,8 +27,7 @@ if TYPE_CHECKING:  # most verbs of the agent end before the vocabulary would be 
 _GPU_FIELDS = ("index", "uuid", "name", "driver_version", "compute_cap", "memory.total")
 
 _TOOLS = ("git", "cmake", "ninja", "ccache", "nvcc", "nvidia-smi")
-_OTHERS = ("git", "ccache")
-"""Tools whose versions are reported, although they do not change what is built."""
+_OTHERS = ("git", "ccache")  # tools whose versions are reported, although they do not change what is built
 
 _SYSTEMD = tuple(Path(folder, "systemd") for folder in ("/etc", "/run", "/usr/local/lib", "/usr/lib"))
 

@@ -20,8 +20,7 @@ from dgxlab.tools.parity import GateReading
 
 _RERUNS = 3
 """How often a parity gate is run again after cases failed, each time with all cases: one may depend on another."""
-_RERUN_AT_MOST = 20
-"""With more failed cases than this the kernel is wrong, and the gate is not run again."""
+_RERUN_AT_MOST = 20  # with more failed cases than this the kernel is wrong, and the gate is not run again
 _LOOK_S, _LOOK_BYTES = 0.5, 4 << 20
 """Pause between looks at how many cases have passed, and the most that is read at once: output may have no end."""
 _ATTEMPTS = 3
@@ -216,8 +215,7 @@ there these they thing think this three time together took tree try turn under u
 way well went were what when where which while white who why will with word work world would write year you young
 """
 
-_WORDS = _LIST.split()
-"""Words so common that each is one token in most vocabularies."""
+_WORDS = _LIST.split()  # words so common that each is one token in most vocabularies
 
 
 def random_text(words: int, seed: int) -> str:

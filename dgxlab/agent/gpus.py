@@ -21,8 +21,7 @@ HELP = ("nvidia-smi", "--help-query-gpu")
 QUERY = ("nvidia-smi", "--query-compute-apps=gpu_uuid,pid,process_name,used_memory", "--format=csv,noheader,nounits")
 
 _EVERY = ("uuid", "temperature.gpu", "clocks.sm", "clocks.mem", "power.draw", "utilization.gpu", "pstate")
-BASIC = {name: name for name in _EVERY}
-"""Fields that every driver knows, in the form of `choose`."""
+BASIC = {name: name for name in _EVERY}  # fields that every driver knows, in the form of `choose`
 _COUNTERS = ("sw_power_cap", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
 FIELDS = (
     *BASIC,
@@ -65,10 +64,8 @@ class ComputeProcess:
     gpu_uuid: str
     pid: int
     program: str
-    user: str
-    """ "" if /proc does not have the process, e.g. because it is in another pid namespace."""
-    used_mib: int | None
-    """Device memory, None if the driver does not count it, as on unified memory."""
+    user: str  # "" if /proc does not have the process, e.g. because it is in another pid namespace.
+    used_mib: int | None  # device memory, None if the driver does not count it, as on unified memory
 
 
 def compute_processes() -> list[ComputeProcess] | None:

@@ -25,8 +25,7 @@ from dgxlab.replies import LIVE, SHARED, Item, Removal, Status
 
 _IN_USE, _REMOVED = "in-use.lock", "jobs.removed"
 
-_LEFTOVER_S = 86400.0
-"""Seconds after which an unfinished folder is a leftover; a younger one may still be in use."""
+_LEFTOVER_S = 86400.0  # seconds after which an unfinished folder is a leftover; a younger one may still be in use
 
 
 def was_removed(root: Root, job_id: str) -> bool:

@@ -38,23 +38,16 @@ from dgxlab.replies import LIVE, SLURMS_WORD, Status, final_status, sealed
 if TYPE_CHECKING:
     from dgxlab.model.parts import FinalStatus
 
-_STAGED = ("plan.json", "agent.pyz")
-"""Files of a staged job; MANIFEST has their digests."""
-
-_RESERVE = 4096
-"""Bytes reserved for each of `started` and `rc`, so that they can be written on a full disk."""
-SEAL = 128
-"""Bytes of _RESERVE for the digest of a final status."""
+_STAGED = ("plan.json", "agent.pyz")  # files of a staged job; MANIFEST has their digests
+_RESERVE = 4096  # bytes reserved for each of `started` and `rc`, so that they can be written on a full disk
+SEAL = 128  # bytes of _RESERVE for the digest of a final status
 CANCELLED = "cancelled"
 """File of a job that Slurm started and that the user has cancelled: TERM is not by Slurm itself then."""
 BY_USER: FinalStatus = {"exit_code": 130, "status": "cancelled", "message": "", "next": ""}
 """The final status of a cancelled job."""
-_KILL_WAIT_S = 35.0
-"""How long Slurm waits, by default, between TERM and KILL, and a little more."""
-_START_S = 20.0
-"""Max time until a started agent shows a sign of life."""
-_LEVEL = 6
-"""gzip level: text shrinks to a tenth, at 100 MB/s."""
+_KILL_WAIT_S = 35.0  # how long Slurm waits, by default, between TERM and KILL, and a little more
+_START_S = 20.0  # max time until a started agent shows a sign of life
+_LEVEL = 6  # gzip level: text shrinks to a tenth, at 100 MB/s
 
 
 class Job:

@@ -26,8 +26,7 @@ TRIES, PAUSE_S = 5, 0.002
 """Tries to lock a file, and seconds between them: a probe or a job that backs off may hold the lock briefly."""
 PATIENCE_S = 10.0
 """A job that is first in the queue looks every few seconds: if the lock stays free for longer, it is stopped."""
-_SHORT = 120
-"""Max characters shown of other people's text."""
+_SHORT = 120  # max characters shown of other people's text
 
 FREE = "FREE"
 _OURS = "dgxlab job "
@@ -41,8 +40,7 @@ class Signature:
 
     job: str
     user: str
-    since: float = field(default_factory=time.time)
-    """Unix seconds."""
+    since: float = field(default_factory=time.time)  # Unix seconds
 
     def __str__(self) -> str:
         return one_line(f"job {self.job} of {self.user}, since {moment(self.since)}", _SHORT)
@@ -75,11 +73,9 @@ class BenchLock:
 
     def __init__(self, device: str, folders: Sequence[Path] = (), kind: int = fcntl.LOCK_EX) -> None:
         self._kind = kind
-        self.since: float | None = None
-        """When the lock was taken, None while it is not held."""
+        self.since: float | None = None  # when the lock was taken, None while it is not held
         self._paths = [folder / f"dgxlab-{device}" for folder in folders or _folders()]
-        self.path = self._paths[0]
-        """The first file of the lock; after a failed `take` the file that another job holds."""
+        self.path = self._paths[0]  # the first file of the lock; after a failed `take` the file that another job holds
         self._files: dict[Path, int] = {}
         self._holder: Signature | str | None = None
         self._queue: int | None = None

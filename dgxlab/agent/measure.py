@@ -30,14 +30,10 @@ from dgxlab.model.reasons import Code, Reason, left_running, reason
 from dgxlab.tools import BENCHES
 from dgxlab.tools.rows import Parsed
 
-_PROGRESS_S = 0.5
-"""Minimum time between progress events of one step: ninja counts faster than one can read."""
-_COPIES_S = 20.0
-"""Max seconds for copies on the job's GPUs, which take one."""
-_TOLD_S = 5.0
-"""How much later than a program its agent may get Slurm's TERM."""
-_LAST_WORDS = 4096
-"""Bytes at a stream's end that are searched for a program's last line."""
+_PROGRESS_S = 0.5  # minimum time between progress events of one step: ninja counts faster than one can read
+_COPIES_S = 20.0  # max seconds for copies on the job's GPUs, which take one
+_TOLD_S = 5.0  # how much later than a program its agent may get Slurm's TERM
+_LAST_WORDS = 4096  # bytes at a stream's end that are searched for a program's last line
 _OF_MAKE = re.compile(r"g?make(\[\d+\])?: ((\*\*\* )?\[.*\] Error|\*\*\* (Waiting|Deleting)|Target|Entering|Leaving)")
 """Lines that make adds when a command has failed; its other errors, as a missing rule or a signal, are reasons."""
 
@@ -95,8 +91,7 @@ class Workbench:
         self.job, self.root, self.plan, self.facts = job, root, plan, facts
         self._in_use = hold(root)  # before anything else: what the job will use may be being removed
         self.journal = Journal(job.journal)
-        self.builds: dict[str, str] = {}
-        """Build ids by arm."""
+        self.builds: dict[str, str] = {}  # build ids by arm
         self.models: dict[tuple[str, str], ModelEvent] = {}
         """By arm and name: the same name may be a different model in another arm."""
         self._pids: set[int] = set()

@@ -22,8 +22,7 @@ if TYPE_CHECKING:  # `identify` answers a probe, which needs no parsers
     from dgxlab.model.events import ModelEvent
     from dgxlab.model.parts import Contents
 
-_UNREAD = "unread"
-"""Id and digest of a file that has not been read yet."""
+_UNREAD = "unread"  # id and digest of a file that has not been read yet
 
 
 def identify(root: Root, path: str, *, read: bool = False) -> dict[str, Any] | None:

@@ -22,8 +22,7 @@ from dgxlab.agent.boot import flush, me, settle
 from dgxlab.agent.environment import base_env
 from dgxlab.errors import AGAIN, RemoteError
 
-CUT_PACK_S = 3600.0
-"""A partial pack that has not grown for this long was left by a cut connection."""
+CUT_PACK_S = 3600.0  # a partial pack that has not grown for this long was left by a cut connection
 
 
 @dataclass(frozen=True)

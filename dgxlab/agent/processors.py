@@ -24,10 +24,8 @@ FIRST_S, FIRST_PERIOD_S = 1.0, 0.1
 """Looks come every FIRST_PERIOD_S in a program's first FIRST_S: the count of a task is lost when the task ends."""
 LOOKS, SHORTEST_S = 5, 0.2
 """After fewer looks the waiting time is unknown; in a shorter run the other values, which are counted in 0.01 s."""
-WINDOW_S = 1.0
-"""The worst time of this length is kept: test-backend-ops measures a case in about a second."""
-_BUSY, _STEAL = (0, 1, 2, 5, 6), 7
-"""Columns of a line of /proc/stat: user, nice, system, irq and softirq; steal."""
+WINDOW_S = 1.0  # the worst time of this length is kept: test-backend-ops measures a case in about a second
+_BUSY, _STEAL = (0, 1, 2, 5, 6), 7  # columns of a line of /proc/stat: user, nice, system, irq and softirq; steal
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -55,18 +53,13 @@ def pinned(argv: Sequence[str]) -> tuple[int, ...]:
 class Contention:
     """How a launch shared the processors. None is unknown: the kernel does not report it, or the run was too short."""
 
-    processors: int
-    """Number of processors that the launch could use; the values below are of these, except `psi`."""
+    processors: int  # number of processors that the launch could use; the values below are of these, except `psi`
     run_queue: float | None = None
     """Time that all tasks of all the launch's processes together waited for a processor, in seconds per second."""
-    others: float | None = None
-    """How many processors all other programs used, on average."""
-    steal: float | None = None
-    """Share of the processors' time that the hypervisor gave to other virtual machines."""
-    psi: float | None = None
-    """Share of the time in which any task on the host waited for a processor."""
-    busy: float | None = None
-    """How many tasks of the launch ran or waited, on average: the others slept."""
+    others: float | None = None  # how many processors all other programs used, on average
+    steal: float | None = None  # share of the processors' time that the hypervisor gave to other virtual machines
+    psi: float | None = None  # share of the time in which any task on the host waited for a processor
+    busy: float | None = None  # how many tasks of the launch ran or waited, on average: the others slept
     burst: float | None = None
     """How long others can have made each busy task wait in the launch's worst WINDOW_S, in seconds per second."""
 

@@ -27,17 +27,13 @@ from dgxlab.errors import AGAIN, RemoteError, one_line
 if TYPE_CHECKING:
     from dgxlab.model import Facts
 
-FILE = "slurm.json"
-"""In the folder of a job that Slurm starts: the host's settings, which its agent reads."""
-BEFORE_LIMIT_S = 60
-"""Slurm sends TERM to the agent so long before the time limit; it may do so up to a minute earlier."""
-_BEGAN = time.monotonic()
-"""When this program began: in an agent, about when its job did."""
+FILE = "slurm.json"  # in the folder of a job that Slurm starts: the host's settings, which its agent reads
+BEFORE_LIMIT_S = 60  # Slurm sends TERM to the agent so long before the time limit; it may do so up to a minute earlier
+_BEGAN = time.monotonic()  # when this program began: in an agent, about when its job did
 
 _ENDED = re.compile("BOOT_FAIL|CANCELLED|COMPLETED|DEADLINE|FAILED|NODE_FAIL|OUT_OF_MEMORY|PREEMPTED|REVOKED|TIMEOUT")
 _WAITING = re.compile("PENDING|CONFIGURING|REQUEUED|REQUEUE_FED|REQUEUE_HOLD|RESV_DEL_HOLD|SPECIAL_EXIT")
-_LOOKS_S = (0.5, 10.0)
-"""First and longest pause between two questions to slurmctld about a job that is followed."""
+_LOOKS_S = (0.5, 10.0)  # first and longest pause between two questions to slurmctld about a job that is followed
 _Ran = subprocess.CompletedProcess[str]
 _CARRIED = ("PATH", "HOME", "USER", "LOGNAME", "DGXLAB_ROOT", "DGXLAB_LOCKS")
 """Variables of the login that a job has too."""
@@ -46,8 +42,7 @@ _TAKES_JOBS = ("idle", "plnd", "mix", "comp", "alloc")
 _OPTIONS = re.compile("(SBATCH|SRUN|SQUEUE|SINFO|SACCT|SCANCEL|SLURM)_(?!CONF|JWT)")
 """Variables that are options to Slurm's programs: what the login sets for its user must not change a job."""
 _DRY = "#!/bin/sh\n:\n"
-_SEEN, _APART = "lock-seen", "lock-not-seen"
-"""Printed on a node: whether it sees a lock that this machine holds."""
+_SEEN, _APART = "lock-seen", "lock-not-seen"  # printed on a node: whether it sees a lock that this machine holds
 
 
 class Silent(RemoteError):
@@ -59,8 +54,7 @@ class Submitted:
     """A job as Slurm knows it; `expected` is when it began or will begin, "" if unknown."""
 
     number: str
-    state: str
-    """Slurm's own word, as PENDING or TIMEOUT."""
+    state: str  # Slurm's own word, as PENDING or TIMEOUT
     reason: str = ""
     expected: str = ""
     nodes: str = ""

@@ -32,12 +32,9 @@ from dgxlab.model.events import HOST
 
 _State = Mapping[str, Any]
 
-READY_S = 2.0
-"""Max wait for the samplers' first lines, so that no sampler starts up during the first run."""
-STOP_S = 1.0
-"""Max wait for the end of the samplers at the end of a job."""
-FRESH_S = 5.0
-"""Max age of a current sample; if the last one is older, the sampler hangs or has died."""
+READY_S = 2.0  # max wait for the samplers' first lines, so that no sampler starts up during the first run
+STOP_S = 1.0  # max wait for the end of the samplers at the end of a job
+FRESH_S = 5.0  # max age of a current sample; if the last one is older, the sampler hangs or has died
 
 
 class Sampler:
@@ -48,8 +45,7 @@ class Sampler:
 
     def __init__(self, argv: Sequence[str], path: Path, parse: Callable[[str], DeviceSample | None]) -> None:
         self._path, self._parse, self._offset = path, parse, 0
-        self.newest: dict[str, DeviceSample] = {}
-        """The newest sample that was read of each device."""
+        self.newest: dict[str, DeviceSample] = {}  # the newest sample that was read of each device
         self._child: subprocess.Popen[bytes] | None = None
         with contextlib.suppress(OSError):
             # nvidia-smi prints local time

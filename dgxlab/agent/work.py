@@ -43,8 +43,7 @@ from dgxlab.model import (
 from dgxlab.model.events import EndEvent, ErrorEvent, GateEvent, JobEvent, StepEvent
 from dgxlab.model.parts import FinalStatus
 
-_DISTURBED_AGAIN = 2
-"""How often a run is repeated because others used the device or the processors."""
+_DISTURBED_AGAIN = 2  # how often a run is repeated because others used the device or the processors
 
 
 class _Cancelled(BaseException):
@@ -57,16 +56,14 @@ class Worker:
     def __init__(self, job: Job, root: Root, plan: Plan) -> None:
         self.plan, self.bench = plan, Workbench(job, root, plan, gather())
         self.emit = self.bench.journal.emit
-        self.gates: dict[str, GateEvent] = {}
-        """By step id."""
+        self.gates: dict[str, GateEvent] = {}  # by step id
         self.lists = {
             getattr(step.gate, "cases", None) for step in plan.steps if isinstance(step, GateStep) and step.listed
         }
         """Digests of the case lists that the record already has."""
         self.failures: list[DgxlabError] = []
         self.closed_arms: set[str] = set()
-        self.cycles: dict[str, int] = {}
-        """Of each chain so far, how many were run."""
+        self.cycles: dict[str, int] = {}  # of each chain so far, how many were run
 
     def carry_out(self) -> DgxlabError | None:
         """Run all steps, except those of arms whose gates failed; return the worst error, None if there is none."""

@@ -12,8 +12,7 @@ from typer import Context
 from dgxlab.errors import DgxlabError
 from dgxlab.project import hosts_files, root, specs
 
-Words = list[tuple[str, str]]
-"""Each with its description, "" for none."""
+Words = list[tuple[str, str]]  # each with its description, "" for none
 
 
 def _quietly(words: Callable[[Context, str], Iterator[tuple[str, str]]]) -> Callable[[Context, str], Words]:

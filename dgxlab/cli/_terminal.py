@@ -21,9 +21,7 @@ from dgxlab.cli._out import as_typed
 from dgxlab.errors import one_line
 from dgxlab.report.cells import OUTCOME, OUTCOMES
 
-COLOURS = {"good": "green", "bad": "red", "open": "cyan"}
-"""Of outcomes; rich leaves colours out where NO_COLOR is set."""
-
+COLOURS = {"good": "green", "bad": "red", "open": "cyan"}  # of outcomes; rich leaves colours out where NO_COLOR is set
 _WORD = 40  # max length of a word in a drawn table that is not broken into lines
 
 

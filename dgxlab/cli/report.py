@@ -270,13 +270,11 @@ class _BlockState:
 
     file: str
     line: int
-    form: str
-    """The block's; "" for a page."""
+    form: str  # the block's; "" for a page
     state: str  # current, stale, or missing if it names data that does not exist
     reason: str = ""
     page: str = ""
-    next: str = ""
-    """The command that measures what is missing, if that is known."""
+    next: str = ""  # the command that measures what is missing, if that is known
 
     def __str__(self) -> str:
         why = f": {self.reason}" if self.reason else ""

@@ -16,8 +16,7 @@ from dgxlab.model import ChainStep, canonical, digest
 from dgxlab.stats import Pooled, Verdict
 from dgxlab.store import Store
 
-Identity = tuple[str, ...]
-"""What a comparison is in every session of a pair: the values of KEY."""
+Identity = tuple[str, ...]  # what a comparison is in every session of a pair: the values of KEY
 KEY = ("cell", "env", "candidate_cell", "candidate_env", "metric", "model_id")
 _Row = dict[str, Any]
 

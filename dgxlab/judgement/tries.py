@@ -34,34 +34,26 @@ KINDS = {SCREEN: "screen", CHAIN: "ab", HELD_OUT: "ab"}  # of the job that measu
 class RecordedTry:
     """A row of the view `try_list`; None in the fields of its end while it has not ended."""
 
-    number: int
-    """Its place in the ledger, from 1."""
+    number: int  # its place in the ledger, from 1
     try_id: str
     baseline: str
     host: str
-    at: float
-    """When it began, unix seconds."""
+    at: float  # when it began, unix seconds
     because: str
     pin: str
     tree: str
     diff_digest: str
-    lines: int
-    """How many lines it changes in what `diff_over` names."""
-    diff_over: str
-    """What its change is over: baseline, parent, or pin for tries of an older dgxlab."""
-    parent: str | None
-    """The promoted try that it is compared with, None for the baseline."""
-    ended: str | None
-    """A value of `Ended`."""
+    lines: int  # how many lines it changes in what `diff_over` names
+    diff_over: str  # what its change is over: baseline, parent, or pin for tries of an older dgxlab
+    parent: str | None  # the promoted try that it is compared with, None for the baseline
+    ended: str | None  # a value of `Ended`
     why: str | None
     p: float | None
     level: float | None
     wealth: float | None
-    after: str | None
-    """The test before it in the ledger."""
+    after: str | None  # the test before it in the ledger
     seconds: float | None
-    rejected: bool
-    """Whether one of its sessions was."""
+    rejected: bool  # whether one of its sessions was
 
     @property
     def promoted(self) -> bool:

@@ -17,8 +17,7 @@ from dgxlab.store import Store
 from dgxlab.transport.host import ClusterNode, Host, Probe
 from dgxlab.units import duration
 
-RESTARTS = 5
-"""How often a job that Slurm ended for others is followed by another one."""
+RESTARTS = 5  # how often a job that Slurm ended for others is followed by another one
 GOES_ON = "a new job does what is missing"
 _FOR_OTHERS = re.compile(r"\b(PREEMPTED|NODE_FAIL|BOOT_FAIL)\b")
 _GPU_ALONE = {"gres": "", "constraint": "", "nodelist": "", "exclusive": False, "extra": ()}

@@ -43,13 +43,10 @@ class Finding:
     """The result of one check by `dgxlab doctor`."""
 
     name: str
-    state: str
-    """OK, NOTE (jobs run all the same) or MISSING."""
+    state: str  # OK, NOTE (jobs run all the same) or MISSING
     text: str
-    next: str = ""
-    """The command that mends it, "" if OK."""
-    where: str = "this client"
-    """"this client" or the host's name."""
+    next: str = ""  # the command that mends it, "" if OK
+    where: str = "this client"  # "this client" or the host's name
 
 
 def _either(good: object, name: str, text: str, lacking: str, next: str, state: str = MISSING) -> Finding:

@@ -16,8 +16,7 @@ from dgxlab.lab.request import Request
 from dgxlab.lab.session import Outcome, run
 from dgxlab.store import Store
 
-AT_ONCE = 20
-"""Hosts that are followed at the same time; the others wait for their turn."""
+AT_ONCE = 20  # hosts that are followed at the same time; the others wait for their turn
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,7 @@ from dgxlab.transport import retry
 from dgxlab.transport.host import JOB_ID, Host
 from dgxlab.units import size
 
-_PLAIN = re.compile(r"(raw/)?[A-Za-z0-9][A-Za-z0-9._+-]*")
-"""Valid names of raw files."""
+_PLAIN = re.compile(r"(raw/)?[A-Za-z0-9][A-Za-z0-9._+-]*")  # valid names of raw files
 
 SUFFIX = ".tar.gz"
 _CHUNK = 1 << 20

@@ -30,8 +30,7 @@ class UnknownName(SpecError):
 class Request:
     """What a command is asked to measure."""
 
-    kind: str
-    """run, gate (the gates alone), ab, noise (an A/A session) or screen (one bracket instead of a chain)."""
+    kind: str  # run, gate (the gates alone), ab, noise (an A/A session) or screen (one bracket instead of a chain)
     experiment: Experiment
     baseline: Experiment | None = None  # the baseline of an A/B session; the experiment itself for an A/A session
     again: bool = False  # measure everything, up to date or not. A session always does

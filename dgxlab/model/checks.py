@@ -16,11 +16,8 @@ from dgxlab.model.parts import Count, MaybeCount, MaybeText, Name, Texts, Variab
 
 ARM, AGAINST, REFERENCE = "arm", "against", "reference"
 """Roles of a gate's commands: the arm, the arm in another environment, the reference for both."""
-SHORT, SHORT_REFERENCE = "short", "short_reference"
-"""The arm at a shorter context, and its reference."""
-
-Against = Mapping[str, Union[str, None]]
-"""Environment variables that a gate's AGAINST command changes; None unsets one."""
+SHORT, SHORT_REFERENCE = "short", "short_reference"  # the arm at a shorter context, and its reference
+Against = Mapping[str, Union[str, None]]  # environment variables that a gate's AGAINST command changes; None unsets one
 
 Readings = Mapping[str, Mapping[str, Any]]
 """The reading of each command by its role; {"problem": why} if its output cannot be used."""
@@ -41,12 +38,9 @@ CommandReading = Union[_Problem, Cases, _Greedy, _Tests, _Divergence, _Reference
 class Check:
     """Base of all kinds of such gates. Fields are keys of a spec; editors show a kind's docstring as its help."""
 
-    declared: ClassVar[list[type[Check]]] = []
-    """All kinds; `dgxlab.tools` fills the list."""
-    name: ClassVar[str] = ""
-    """The kind's key in specs."""
-    failures_on: ClassVar[str] = "stdout"
-    """The stream on which the program reports failed cases."""
+    declared: ClassVar[list[type[Check]]] = []  # all kinds; `dgxlab.tools` fills the list
+    name: ClassVar[str] = ""  # the kind's key in specs
+    failures_on: ClassVar[str] = "stdout"  # the stream on which the program reports failed cases
 
     env: Mapping[str, str] = field(default_factory=dict)
     limit_s: float = 1800.0

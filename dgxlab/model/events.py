@@ -157,8 +157,7 @@ class LockEvent(Event):
     state: Name
     path: str
     owner: str
-    left_s: Seconds = field(default=0.0, metadata=LATER)
-    """How long the job waits at most, 0 where it does not wait."""
+    left_s: Seconds = field(default=0.0, metadata=LATER)  # how long the job waits at most, 0 where it does not wait
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,8 +205,7 @@ class GateEvent(Event):
     commands: list[Launched]
     readings: Mapping[Name, CommandReading]
     status: Literal["passed", "failed", "flaky"]
-    reasons: tuple[Reason, ...]
-    """Why the gate failed; () if it did not."""
+    reasons: tuple[Reason, ...]  # why the gate failed; () if it did not
     flaky: Texts = ()
     case_list: Union[Texts, None] = field(default=None, metadata=LATER)
     raw: Mapping[Name, File]

@@ -60,10 +60,8 @@ class Details(TypedDict, total=False):
     lock_folder: str
     versions: Mapping[str, str]
     tools: Tools
-    slurm: Mapping[str, str]
-    """What Slurm allocated to the job; {} without Slurm."""
-    logout_kills: str
-    """The file that makes systemd end a user's processes at logout; "" for none."""
+    slurm: Mapping[str, str]  # what Slurm allocated to the job; {} without Slurm
+    logout_kills: str  # the file that makes systemd end a user's processes at logout; "" for none
 
 
 _Graphics = TypedDict("_Graphics", {"uuid": MaybeText})  # a GPU's state: nvidia-smi's fields as it printed them

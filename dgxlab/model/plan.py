@@ -108,8 +108,7 @@ class ProbeStep:
     kind: str = "probe"
 
 
-LaunchedGate = Union[ParityGate, Check]
-"""A gate that runs commands; an EngagedGate only reads the output of other runs."""
+LaunchedGate = Union[ParityGate, Check]  # a gate that runs commands; an EngagedGate only reads the output of other runs
 
 
 @dataclass(frozen=True)
@@ -144,8 +143,7 @@ class GateStep(JsonHooks):
     text: Union[CheckText, None] = None
     files: Mapping[str, str] = field(default_factory=dict)
     """Texts to write into the folder {files} first, by relative path."""
-    limit_s: float = 3600.0
-    """Longest time of one command."""
+    limit_s: float = 3600.0  # longest time of one command
     kind: str = "gate"
     like: str = field(default="", metadata=LATER)
     """Id of the baseline's parity gate of the same operation. Both must run the same cases, unless the specs expect
@@ -181,8 +179,7 @@ def about(gate: LaunchedGate) -> str:
     return f"{gate.what} on {gate.backend}" if isinstance(gate, ParityGate) else f"{gate.name} of {gate.subject()}"
 
 
-FILES = "files"
-"""The folder {files} of a run, within the job's folder."""
+FILES = "files"  # the folder {files} of a run, within the job's folder
 
 
 def program_of(argv: Sequence[str]) -> str:

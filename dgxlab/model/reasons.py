@@ -167,8 +167,7 @@ class Code(Enum):
     BASELINE_COUNT = "the candidate ran {total} cases, the baseline {baseline}"
     BASELINE_CASES = "not the baseline's cases: {differs}"
 
-    TOLD = "{words}"
-    """For the sentence of an older agent, which wrote no code."""
+    TOLD = "{words}"  # for the sentence of an older agent, which wrote no code
 
     @property
     def key(self) -> str:

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH, DPI = 9.0, 120
-"""Width in inches; the height depends on the content."""
+WIDTH, DPI = 9.0, 120  # width in inches; the height depends on the content
 WRAP = 128  # characters of small text in one line
 TITLE = 80  # characters of a title in one line; a longer title gets a smaller font
 HANDLE = 12  # width of a legend's sample line and the space beside it, in characters
@@ -194,8 +193,7 @@ AXES = {
     "ops": _Axis("n", "n, columns", {"flops": "Throughput", "bandwidth_gb_s": "Bandwidth"}),
 }
 
-MOST = 8
-"""Max lines in one picture; more lines make another picture."""
+MOST = 8  # max lines in one picture; more lines make another picture
 WIDE = 8.0  # the y axis is logarithmic if the largest value exceeds the smallest by this factor
 HEIGHT = 3.4  # height of a panel with its title and labels, in inches
 

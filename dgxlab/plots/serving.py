@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
 LATENCIES = {"itl_p50_ms": "Between tokens, ITL p50", "ttft_p50_ms": "To the first token, TTFT p50"}
 """The panels: the metric of the x axis, and the title."""
-THROUGHPUT = {"B": "speed_tg", "requests/s": "speed_out"}
-"""The metric of the y axis, by what is next to each point."""
+THROUGHPUT = {"B": "speed_tg", "requests/s": "speed_out"}  # the metric of the y axis, by what is next to each point
 
 
 class LoadPoint(NamedTuple):

@@ -14,11 +14,8 @@ from dgxlab.model import DerivedModel, FileModel
 FLOATS = ("F32", "F16", "BF16")
 """Types without blocks: a quantised model may be converted to them again; F32 holds its values exactly."""
 
-MXFP4 = "MXFP4_MOE"
-"""llama-quantize's type of experts in MXFP4, everything else in Q8_0."""
-
-NVFP4 = "NVFP4"
-"""A type without a name in llama-quantize: matrices of layers get it, embeddings and output stay F16."""
+MXFP4 = "MXFP4_MOE"  # llama-quantize's type of experts in MXFP4, everything else in Q8_0
+NVFP4 = "NVFP4"  # a type without a name in llama-quantize: matrices of layers get it, embeddings and output stay F16
 
 DECAY = "ssm_(alpha|beta|ba)"
 """The products that set the decay of a gated delta net: a number or two a head, which no NVFP4 model has in 4 bits."""

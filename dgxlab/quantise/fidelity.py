@@ -17,11 +17,8 @@ from typing import BinaryIO
 from dgxlab.gguf_header import BLOCKS, Header, TensorInfo
 from dgxlab.model.parts import Fidelity
 
-RUN = 256
-"""Weights in a sampled run: a whole number of blocks of every type."""
-
-RUNS = 32
-"""Most runs that are read of a tensor: 8,192 weights, in about a hundredth of a second."""
+RUN = 256  # weights in a sampled run: a whole number of blocks of every type
+RUNS = 32  # most runs that are read of a tensor: 8,192 weights, in about a hundredth of a second
 
 _CLASSES = (
     (r"token_embd", "embedding"),
@@ -111,8 +108,7 @@ _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """The values of IQ4_NL and IQ4_XS, which are not evenly spaced."""
 
-_Q4 = tuple(range(-8, 8))
-"""The values of Q4_0."""
+_Q4 = tuple(range(-8, 8))  # the values of Q4_0
 
 
 def weights(kind: str, content: bytes) -> list[float]:

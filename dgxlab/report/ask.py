@@ -64,9 +64,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
 """By form, the keys that its query may have, besides VIEW."""
 
 VIEW = ("columns", "wide")  # keys that every form takes: they only choose what is shown
-
-WITHOUT_NAMES = ("history", "levers", "tries", "published", "imported")
-"""Forms that need no experiment or session."""
+WITHOUT_NAMES = ("history", "levers", "tries", "published", "imported")  # forms that need no experiment or session
 
 LISTS = ("experiment", "session", "cells", "table", "source", "published", "file", "columns")
 """Keys whose value is a list, with commas between its items."""
@@ -147,8 +145,7 @@ def _unknown(what: str, name: str, known: tuple[str, ...]) -> str:
     return f"{what} {name!r}; " + (f"there is {near[0]!r}" if near else f"there are {', '.join(known)}")
 
 
-AskedGate = tuple[LaunchedGate, Mapping[str, str]]
-"""A gate that an arm should have passed, and its environment."""
+AskedGate = tuple[LaunchedGate, Mapping[str, str]]  # a gate that an arm should have passed, and its environment
 
 OP_ORDER = ("type_a", "type_b", "type", "m", "n", "k")
 

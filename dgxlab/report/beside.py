@@ -23,9 +23,7 @@ _Entry = TypeVar("_Entry", Figure, GateResult)
 SEARCHED = ("source_doc", "host", "engine", "pin", "model", "quant", "tool", "test", "metric", "notes")
 """Fields of an entry in which the words of a pattern are searched."""
 
-UNREMARKABLE = ("", "approx")
-"""Notes that are not shown beneath a table: "approx" is already visible in the number."""
-
+UNREMARKABLE = ("", "approx")  # notes that are not shown beneath a table: "approx" is already visible in the number
 LONG = 40  # max length of a series' name in a table; a longer one is replaced by a letter, which a note explains
 
 
@@ -155,8 +153,7 @@ class _SeriesKey(NamedTuple):
     again: str = ""
 
 
-_UNNAMED = {"source_doc", "host"}
-"""Fields of a series that are not part of its name."""
+_UNNAMED = {"source_doc", "host"}  # fields of a series that are not part of its name
 
 
 @dataclass(frozen=True)

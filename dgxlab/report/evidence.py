@@ -275,7 +275,6 @@ def _measured(store: Store, ask: Ask, valid: Sequence[RecordRow]) -> Iterator[Me
 
 _Key = tuple[str, str, str]  # Cell.key, model_id, env_digest
 _Counted = tuple[list[RecordRow], dict[str, Number]]  # runs, and by metric what they measured
-
 BATCH = 4  # runs whose samples are read at once: the newest have all cells, unless some were not measured for long
 
 

@@ -33,9 +33,7 @@ ALPHA = 0.05  # share of steady histories that show a change point
 ORDERS = 999  # random orders that a change is compared with
 LEAST = 8  # sessions: of fewer, no change is rarer than ALPHA among the orders of the same values
 SHORTEST = 2  # sessions on either side of a change
-
-CAUSES = ("experiment", "pin", "tree", "driver", "GPU", "protocol")
-"""Columns of what may have changed a level."""
+CAUSES = ("experiment", "pin", "tree", "driver", "GPU", "protocol")  # columns of what may have changed a level
 
 RUNS = f"""SELECT m.job_id, m.arm, m.build_id, m.host, m.tool, m.cell, m.label, m.metric, m.value, m.unit, m.n,
                   m.spread, m.at, pin, tree, series, cmake, dirty, driver, d.names, d.uuids, env, protocol,

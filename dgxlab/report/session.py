@@ -20,8 +20,7 @@ from dgxlab.tools.parity import unlike
 if TYPE_CHECKING:
     from dgxlab.store import Job, Store
 
-WORDS = {"ab": "A/B", "screen": "screen", "noise": "A/A"}
-"""Names of kinds of sessions for people."""
+WORDS = {"ab": "A/B", "screen": "screen", "noise": "A/A"}  # names of kinds of sessions for people
 
 ENDS = {
     "intended": "recorded, and nothing has been heard from the host yet",

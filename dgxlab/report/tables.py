@@ -305,8 +305,7 @@ def _measured_table(form: Form, title: str, cells: Sequence[Measured], evidence:
     return Table(form.name, title, tuple(shown), tuple(rows), *about, notes=notes)
 
 
-CEILING = "% of ceiling"
-"""Label of a column: the speed of generation as a share of what the memory bandwidth allows."""
+CEILING = "% of ceiling"  # label of a column: the speed of generation as a share of what the memory bandwidth allows
 
 
 def ceiling_share(evidence: Evidence, cell: Measured) -> str | None:

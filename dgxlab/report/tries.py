@@ -18,8 +18,7 @@ from dgxlab.store import alias
 if TYPE_CHECKING:
     from dgxlab.store import Store
 
-NOT_YET = "not yet"
-"""Shown in place of how a try ended, while it has not."""
+NOT_YET = "not yet"  # shown in place of how a try ended, while it has not
 COLUMNS = (
     Column("try", "try", numeric=True),
     Column("ended", "ended"),

@@ -27,8 +27,7 @@ _SIZE_LIMIT = 16 << 20  # bytes of one patch or overlay file
 class SeriesLine:
     """One line of a `series` file, with the comment lines above it; `dest` is "" unless it is an overlay."""
 
-    name: str
-    """The patch file, or the overlay's source."""
+    name: str  # the patch file, or the overlay's source
     dest: str = ""
     comments: tuple[str, ...] = ()
 

@@ -15,8 +15,7 @@ from dgxlab.served import LOOPBACK
 from dgxlab.store.connect import prepare
 from dgxlab.store.schema import inflated
 
-TIMES = ("at", "intent_at", "started", "finished_at")
-"""Columns of unix seconds."""
+TIMES = ("at", "intent_at", "started", "finished_at")  # columns of unix seconds
 
 HOSTS = (LOOPBACK, "localhost")
 """Names under which it may be asked for: a page of another site, whose name leads here, is refused."""

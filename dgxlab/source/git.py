@@ -55,12 +55,9 @@ class GitError(SpecError):
 class Git:
     """Runs git commands on one repository."""
 
-    dir: Path
-    """The git directory, or a working tree if `is_work_tree`."""
-    settings: Mapping[str, str] = field(default_factory=dict)
-    """Further environment variables, as GIT_INDEX_FILE."""
-    user: bool = False
-    """Whether git reads the user's own configuration."""
+    dir: Path  # the git directory, or a working tree if `is_work_tree`
+    settings: Mapping[str, str] = field(default_factory=dict)  # further environment variables, as GIT_INDEX_FILE
+    user: bool = False  # whether git reads the user's own configuration
     is_work_tree: bool = False
 
     @classmethod

@@ -11,10 +11,8 @@ from dgxlab.stats.distributions import MAD_SCALE, median, t_quantile, t_tail
 from dgxlab.stats.precision import ALPHA, NO_SPREAD, share
 from dgxlab.stats.verdict import SAME_ALPHA, SAME_MARGIN, Verdict, holm
 
-OUTLIER = 3.5
-"""Distance from the median, in scaled MADs, from which a device stands out (Iglewicz and Hoaglin, 1993)."""
-FEWEST_DEVICES = 4
-"""With fewer, no device is told apart from the others."""
+OUTLIER = 3.5  # distance from the median, in scaled MADs, from which a device stands out (Iglewicz and Hoaglin, 1993)
+FEWEST_DEVICES = 4  # with fewer, no device is told apart from the others
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ COPY = re.compile(r"\d{8}T\d{6}\.\d{6}Z-v\d+\.db")
 KEEP = 7  # number of backup copies
 ABANDONED_S = 3600.0  # age of an incomplete copy whose process was killed
 INTERNAL = ("sqlite_", "_sqlite_migrations")  # name prefixes of tables made by SQLite and sqlite_utils
-
 Tell = Callable[[str], None]  # takes a sentence on the reason for waiting
 
 FILE_ERRORS = {

@@ -17,7 +17,6 @@ from pathlib import Path
 APPLICATION_ID = 0x6467786C  # `dgxl` in the file's header: tells this database from any other SQLite file
 VERSION = 18  # PRAGMA user_version of a database to which every migration was applied
 SCHEMA = "8cede16c04f8027d"  # `connect.schema_digest` of such a database
-
 ROOFLINE = "roofline"  # kind of the flag that ingest adds to a run that exceeds the peaks of its GPU
 
 VIEWS: Mapping[str, tuple[str, ...]] = {"telemetry": ("run_id", "device", "name")}

@@ -40,8 +40,7 @@ _LINEAR_FIELDS = (
 VOCABULARIES = {"llama-spm": 32000}
 """Number of tokens of the vocabularies that a recipe may name; llama.cpp's tree has them as GGUF files."""
 
-_CHUNK = 1 << 23
-"""Weights made at a time: 16 MiB of F16."""
+_CHUNK = 1 << 23  # weights made at a time: 16 MiB of F16
 
 _BLOCKS = (
     (r"F32|F16|BF16|COPY", 1),

@@ -10,14 +10,9 @@ from dataclasses import dataclass, replace
 from dgxlab.model import SyntheticModel
 from dgxlab.quantise import DECAY
 
-EXPERTS = ("qwen3moe", "qwen35moe", "qwen3next")
-"""Architectures whose layers have experts."""
-
-LINEAR = ("qwen35", "qwen35moe", "qwen3next")
-"""Architectures with a gated delta net in most layers."""
-
-_SIGMA = 0.02
-"""Standard deviation of a weight, as trained models start out and roughly end."""
+EXPERTS = ("qwen3moe", "qwen35moe", "qwen3next")  # architectures whose layers have experts
+LINEAR = ("qwen35", "qwen35moe", "qwen3next")  # architectures with a gated delta net in most layers
+_SIGMA = 0.02  # standard deviation of a weight, as trained models start out and roughly end
 
 _LAYER_SCALE = 0.5
 """Smallest `.scale` of a matrix; they go up to twice that. Published NVFP4 models have far smaller ones, but larger
@@ -28,18 +23,13 @@ blocks; here they only test that scales are applied."""
 class Tensor:
     """One tensor to write; it has either random weights or fixed `values`."""
 
-    name: str
-    """As llama.cpp names it."""
+    name: str  # as llama.cpp names it
     shape: tuple[int, ...]
     """Rows first, as NumPy has it: (out features, in features), with experts in front where there are any."""
-    sigma: float = 0.0
-    """Standard deviation of random weights."""
-    values: tuple[float, ...] = ()
-    """Fixed values of an F32 tensor, repeated to fill it, as 1 for a norm."""
-    f32: bool = False
-    """Random weights are F32, not F16, as llama.cpp requires for routers and convolutions."""
-    skew: float = 0.0
-    """Rows are scaled by a geometric series from 1, for the first, to exp(-skew), for the last."""
+    sigma: float = 0.0  # standard deviation of random weights
+    values: tuple[float, ...] = ()  # fixed values of an F32 tensor, repeated to fill it, as 1 for a norm
+    f32: bool = False  # random weights are F32, not F16, as llama.cpp requires for routers and convolutions
+    skew: float = 0.0  # rows are scaled by a geometric series from 1, for the first, to exp(-skew), for the last
 
     @property
     def dtype(self) -> str:

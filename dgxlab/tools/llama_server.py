@@ -20,8 +20,7 @@ from dgxlab.tools.streams import METRICS, OPEN, STEADY, incomplete, latencies, m
 from dgxlab.tools.tool import Benchmark, Keep, Key, Launch, Samples, Tool, key
 
 PROGRAM = "llama-server"
-BUSY = 0.8
-"""Share of a processor above which the client is too slow to be believed."""
+BUSY = 0.8  # share of a processor above which the client is too slow to be believed
 CLIENT = ("cpu", "late_us", "off")
 """Of a wave, the client's share of a processor, by how much a time can be late, and what `off` returns."""
 

@@ -30,22 +30,15 @@ from dgxlab.tools.wave import Stream, Wave, answer, arrivals
 
 LOOPBACK = "127.0.0.1"
 PR_SET_PDEATHSIG = 1
-GRACE_S = 10.0
-"""Wait between TERM and KILL."""
-PROBE_S = 2.0
-"""Timeout of a question to a server that may not be ready."""
-ANSWER_S = 30.0
-"""Timeout of a question to one that is, on a machine that may be busy."""
-DYING_S = 2.0
-"""How long a server that was killed may take to end after its connections."""
+GRACE_S = 10.0  # wait between TERM and KILL
+PROBE_S = 2.0  # timeout of a question to a server that may not be ready
+ANSWER_S = 30.0  # timeout of a question to one that is, on a machine that may be busy
+DYING_S = 2.0  # how long a server that was killed may take to end after its connections
 PAUSE_S = 0.1
-COMMON_VOCAB = 20_000
-"""A size of the vocabulary that every large model exceeds, for servers that do not tell it."""
+COMMON_VOCAB = 20_000  # a size of the vocabulary that every large model exceeds, for servers that do not tell it
 UNTOLD = (OSError, HTTPException, ValueError, LookupError, TypeError)
-EXCERPT = 200
-"""Characters of an answer, or of the server's last line, that a problem quotes."""
-LOG_END = 4096
-"""Bytes at the end of the server's output in which its last line is looked for."""
+EXCERPT = 200  # characters of an answer, or of the server's last line, that a problem quotes
+LOG_END = 4096  # bytes at the end of the server's output in which its last line is looked for
 
 
 class Problem(Exception):
@@ -246,8 +239,7 @@ class OpenAi(Api):
         return total, end
 
 
-APIS: Mapping[str, Api] = {"llama-server": Api(), "vllm": OpenAi()}
-"""By engine."""
+APIS: Mapping[str, Api] = {"llama-server": Api(), "vllm": OpenAi()}  # by engine
 
 
 def request(path: str, body: Mapping[str, Any]) -> bytes:

@@ -20,11 +20,9 @@ from dgxlab.tools.reading import whole
 from dgxlab.tools.rows import Columns, Parsed, Refused, json_rows, match_rows
 from dgxlab.tools.tool import Keep, Launch, Tool, key
 
-_TRACER = "trace"
-"""The tracer's folder in kernels/."""
+_TRACER = "trace"  # the tracer's folder in kernels/
 _PHASES = ("prompt", "decode")
-_WARM_UP = 16
-"""Tokens of the program's first pass."""
+_WARM_UP = 16  # tokens of the program's first pass
 
 # -- the trace --------------------------------------------------------------------------------------------------------
 
@@ -34,14 +32,11 @@ class Pass:
     """One call of llama_decode; times are in ns."""
 
     tokens: int
-    wall: int
-    """Duration by the host's clock."""
-    busy: int = 0
-    """Time in which at least one kernel ran."""
+    wall: int  # duration by the host's clock
+    busy: int = 0  # time in which at least one kernel ran
     kernels: dict[str, list[int]] = field(default_factory=dict)
     """Durations of the launches that began in the pass, by the kernel's short name."""
-    nodes: int = 0
-    """How many of them were nodes of a CUDA graph."""
+    nodes: int = 0  # how many of them were nodes of a CUDA graph
 
 
 FIELDS = {"trace": 3, "kernel": 6, "pass": 3, "launch": 5, "end": 3}

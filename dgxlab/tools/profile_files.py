@@ -18,8 +18,7 @@ from dgxlab.gguf_header import TYPES
 from dgxlab.tools.reading import Format, Line, Reading, Row, Values, csv_rows, each_line, json_lines, shared
 from dgxlab.tools.rows import Refused, column, positive
 
-Durations = Mapping[str, Sequence[int]]
-"""The duration of each launch, in ns, by kernel."""
+Durations = Mapping[str, Sequence[int]]  # the duration of each launch, in ns, by kernel
 
 NODES = "graph_nodes"
 """Metric of all kernels together: launches of a step that were nodes of a CUDA graph, if each repetition had some."""
@@ -34,8 +33,7 @@ UNITS = {
 }
 """Unit of each metric of a row."""
 
-ALL = "all"
-"""A row's `kernel` if the row is of all kernels together."""
+ALL = "all"  # a row's `kernel` if the row is of all kernels together
 
 
 def summary(rounds: Sequence[Durations], steps: int) -> list[dict[str, Any]]:
@@ -85,8 +83,7 @@ _COLUMNS = {
     "META_DATA_EXPORT": "name value",
 }
 """Columns that are read, by table; an export that lacks one is refused."""
-_PUSHED, _STARTED = 59, 60
-"""eventType of both kinds of NVTX ranges."""
+_PUSHED, _STARTED = 59, 60  # eventType of both kinds of NVTX ranges
 
 _MARKS = f"""SELECT n.start, n.end, coalesce(n.text, s.value, '') FROM {_RANGES} AS n
             LEFT JOIN StringIds AS s ON s.id = n.textId
@@ -280,8 +277,7 @@ _RULES = tuple(
 )
 """(pattern, group); the first match decides. `{type}` is ggml's name of the weights' type: 40 in a name is NVFP4."""
 
-OTHER = "other"
-"""The group of kernels that no rule matches."""
+OTHER = "other"  # the group of kernels that no rule matches
 
 
 def group_of(kernel: str) -> str:

@@ -25,8 +25,7 @@ class Refused(ValueError):
 
     def __init__(self, reason: str, line: int | None = None) -> None:
         super().__init__(reason)
-        self.line = line
-        """Line number in the file, from 1; None if not known."""
+        self.line = line  # line number in the file, from 1; None if not known
 
 
 @dataclass(frozen=True)
@@ -34,8 +33,7 @@ class Parsed:
     """The parsed output of one run."""
 
     results: tuple[CellResult, ...] = ()  # in the order of the cells; a cell with a problem has none
-    problems: tuple[str, ...] = ()
-    """A sentence for each row or value that is missing, doubled, broken or not above 0."""
+    problems: tuple[str, ...] = ()  # a sentence for each row or value that is missing, doubled, broken or not above 0
     parts: tuple[Cell, ...] = ()
     """Cells that only the output names, such as the kernels of a profiled cell; they have results too."""
 

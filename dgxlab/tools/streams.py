@@ -8,24 +8,18 @@ from typing import Any
 from dgxlab.stats import median
 from dgxlab.tools.rows import Refused
 
-STEADY = 64
-"""Tokens that each stream must receive while all streams generate."""
-AGREES = 0.02
-"""Largest distance of the client's speeds from the server's own, over all streams."""
-UNEQUAL = 0.1
-"""A stream may be this much slower than the median: in one batch all get a token a step."""
+STEADY = 64  # tokens that each stream must receive while all streams generate
+AGREES = 0.02  # largest distance of the client's speeds from the server's own, over all streams
+UNEQUAL = 0.1  # a stream may be this much slower than the median: in one batch all get a token a step
 BUNCHED = 0.25
 """Share of the events that may arrive together with the one before; more means that something collects them."""
-TOGETHER = 0.05
-"""Share of the median distance of events below which two arrive together."""
+TOGETHER = 0.05  # share of the median distance of events below which two arrive together
 
-BEHIND = 0.1
-"""Largest p95 of how late requests were sent, of the median time to the first token."""
+BEHIND = 0.1  # largest p95 of how late requests were sent, of the median time to the first token
 
 OPEN = ("speed_out", "ttft_p50_ms", "ttft_p95_ms", "itl_p50_ms", "itl_p99_ms")
 """Metrics of requests that arrive at random times. A sample of each is of one wave."""
-METRICS = ("speed_pp", "speed_tg", *OPEN)
-"""Metrics of streams that begin at once."""
+METRICS = ("speed_pp", "speed_tg", *OPEN)  # metrics of streams that begin at once
 
 
 def steady(streams: Sequence[Mapping[str, Any]]) -> list[float]:

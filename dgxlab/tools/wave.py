@@ -28,8 +28,7 @@ class Stream:
     socket: socket.socket
     unsent: bytes
     begin: int
-    behind: int = 0
-    """How long after its due time it was begun."""
+    behind: int = 0  # how long after its due time it was begun
     reads: list[tuple[int, bytes]] = field(default_factory=list)
     stalled: bool = False
 

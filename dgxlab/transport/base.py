@@ -35,12 +35,9 @@ class HostSilent(HostLost):
 class Transport(Protocol):
     """A way to run commands on a host."""
 
-    name: str
-    """The host's."""
-    python: str
-    """The interpreter that runs the agent there."""
-    root: str
-    """The agent's folder there; ~/ is the home folder."""
+    name: str  # the host's
+    python: str  # the interpreter that runs the agent there
+    root: str  # the agent's folder there; ~/ is the home folder
 
     def stream(
         self, argv: Sequence[str], stdin: Iterable[bytes] = (), *, patience_s: float | None = None

@@ -52,14 +52,10 @@ class JobStatus:
     job_id: str
     state: State
     journal_bytes: Count = 0
-    rc: FinalStatus | None = None
-    """The final status; None before the job ends."""
-    cause: str = ""
-    """Why a job with a final status counts as lost; what a job does that is elsewhere."""
-    slurm: str = ""
-    """What Slurm says of a job without a final status."""
-    waits_for: str = ""
-    """Whose build or device a running job waits for."""
+    rc: FinalStatus | None = None  # the final status; None before the job ends
+    cause: str = ""  # why a job with a final status counts as lost; what a job does that is elsewhere
+    slurm: str = ""  # what Slurm says of a job without a final status
+    waits_for: str = ""  # whose build or device a running job waits for
 
 
 @dataclass(frozen=True)
@@ -100,18 +96,12 @@ class Probe:
     """What a host has, and what runs on it."""
 
     facts: Facts
-    missing: tuple[str, ...]
-    """Requested commits that it lacks."""
-    models: Mapping[str, ModelFile | None]
-    """Requested model files by path; None for a missing one."""
-    running: Mapping[str, str]
-    """The subject of each running job, of any client, by job id."""
-    to_send: tuple[str, ...]
-    """Ids of requested synthetic models that it neither has nor can make."""
-    absent: tuple[tuple[str, str], ...] = ()
-    """(Key of hosts.yaml, path or program) of each that the host does not have."""
-    nodes: tuple[ClusterNode, ...] = ()
-    """Nodes of a cluster, those that are idle first."""
+    missing: tuple[str, ...]  # requested commits that it lacks
+    models: Mapping[str, ModelFile | None]  # requested model files by path; None for a missing one
+    running: Mapping[str, str]  # the subject of each running job, of any client, by job id
+    to_send: tuple[str, ...]  # ids of requested synthetic models that it neither has nor can make
+    absent: tuple[tuple[str, str], ...] = ()  # (key of hosts.yaml, path or program) of each that the host does not have
+    nodes: tuple[ClusterNode, ...] = ()  # nodes of a cluster, those that are idle first
 
 
 class Host:
@@ -124,8 +114,7 @@ class Host:
         if self.entry.slurm:
             settings["slurm"] = self.entry.slurm.options()
         self.settings = canonical(settings)
-        self.calls = 0
-        """Round trips so far."""
+        self.calls = 0  # round trips so far
         self.answered = False
         """Whether any call succeeded: later failures are probably of the network, not a wrong address."""
 

@@ -39,8 +39,7 @@ class KeysOnly:
 
     def __init__(self, hop: Hop) -> None:
         self._hop = hop
-        self._tried: list[str] = []
-        """Failed attempts with reasons, in words."""
+        self._tried: list[str] = []  # failed attempts with reasons, in words
 
     def authenticate(self, transport: Any) -> None:
         """Sign in with the first key that the host takes.

@@ -293,8 +293,7 @@ class _Watch:
         self._wrapped, self._limits = wrapped, limits
         self._silent_ticks = 0
         self.over = threading.Event()
-        self.silent = False
-        """Whether the connection was ended here."""
+        self.silent = False  # whether the connection was ended here
 
     def begin(self, transport: Any) -> None:
         """Ask and watch until the transport closes: from signing in on, as a host answers no questions before."""
