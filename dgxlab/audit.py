@@ -83,10 +83,8 @@ def merge(into: Store, other: Path) -> dict[str, int]:
         judgement.record_all(into)
         into.seal()
         if problems := check(into):
-            raise CheckFailed(
-                f"{into.path} and {other} together are not sound, nothing was merged: {problems[0]}",
-                next=command("dgxlab", "db", "check", other),
-            )
+            message = f"{into.path} and {other} together are not sound, nothing was merged: {problems[0]}"
+            raise CheckFailed(message, next=command("dgxlab", "db", "check", other))
     return counts
 
 

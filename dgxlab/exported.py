@@ -151,10 +151,8 @@ def _encode(path: Path, tools: Sequence[Exported], kind: str) -> None:
         tools = [each for each in tools if each.tool == llama_server.PROGRAM]
     if len(tools) > 1 and kind != "sqlite":
         names = ", ".join(each.tool for each in tools)
-        raise UsageError(
-            f"{kind} holds the rows of one tool, and there are {names}: name one with --tool",
-            next=f"{AGAIN} with --tool {tools[0].tool}",
-        )
+        message = f"{kind} holds the rows of one tool, and there are {names}: name one with --tool"
+        raise UsageError(message, next=f"{AGAIN} with --tool {tools[0].tool}")
     KINDS[kind](path, tools)
 
 

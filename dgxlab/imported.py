@@ -65,10 +65,8 @@ def open_file(path: Path, tool: str = "", format: str = "") -> Imported:
         raise UsageError(f"no tool {tool!r} can be read; there are {', '.join(FORMATS)}", next="dgxlab import --help")
     known = dict.fromkeys(each for name in FORMATS if tool in ("", name) for each in FORMATS[name])
     if format and format not in known:
-        raise UsageError(
-            f"{tool or 'no tool'} has {'no ' if tool else 'a '}format {format!r}; there are {', '.join(known)}",
-            next="dgxlab import --help",
-        )
+        message = f"{tool or 'no tool'} has {'no ' if tool else 'a '}format {format!r}; there are {', '.join(known)}"
+        raise UsageError(message, next="dgxlab import --help")
     try:
         with path.open("rb") as file:
             raw = file.read(LARGEST + 1)

@@ -194,10 +194,8 @@ def decide(kernel: str, known: Mapping[str, Input], *, gain: float = _GAIN) -> D
     moved = sum(parts.values())
     floor_us = moved / peak / 1e3
     if us < floor_us:
-        raise UsageError(
-            f"{us:g} us is below the floor of {floor_us:.4g} us: the geometry, the time or the peak is wrong",
-            next="measure the copy peak of this device, and check each input",
-        )
+        message = f"{us:g} us is below the floor of {floor_us:.4g} us: the geometry, the time or the peak is wrong"
+        raise UsageError(message, next="measure the copy peak of this device, and check each input")
     cap = us / floor_us
     observed = all(each.observed for each in inputs.used.values())
     verdict = "not worth it" if cap < gain else "build" if observed else "unknown"

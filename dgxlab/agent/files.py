@@ -76,9 +76,8 @@ def incoming(stream: IO[bytes], digest: str, beside: Path, what: str) -> Iterato
                 raise RemoteError(f"{what} did not arrive whole", next=AGAIN)
             yield path
     except OSError as error:
-        raise RemoteError(
-            f"{what} cannot be written on the host: {error.strerror or error}", next=command("df", "-h", beside)
-        ) from error
+        message = f"{what} cannot be written on the host: {error.strerror or error}"
+        raise RemoteError(message, next=command("df", "-h", beside)) from error
 
 
 def remote_error(doing: str, error: OSError) -> RemoteError:
@@ -159,10 +158,8 @@ def _try(program: Path) -> None:
         subprocess.run(argv, capture_output=True, text=True, env=base_env(), timeout=PATIENCE_S, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         reason = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
-        raise RemoteError(
-            f"the {program.name} that was sent does not run on the host: {reason}",
-            next="sudo apt-get install cmake ninja-build",
-        ) from error
+        message = f"the {program.name} that was sent does not run on the host: {reason}"
+        raise RemoteError(message, next="sudo apt-get install cmake ninja-build") from error
 
 
 # -- the journal -------------------------------------------------------------------------------------------------------

@@ -288,9 +288,7 @@ class Job:
     def send(self, limit: int, out: BinaryIO) -> None:
         """Write {"size": bytes, "files": count} of the raw files to `out`, then their gzipped tar if size <= `limit`.
 
-        Raises:
-            JobLost: if there is no such job.
-            UsageError: if the job has not ended.
+        Raises JobLost if there is no such job, and UsageError if the job has not ended.
         """
         state = self.status().state
         if state == "absent":

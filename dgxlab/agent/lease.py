@@ -108,9 +108,8 @@ class DeviceLease:
             RemoteError: if the plan needs a GPU and the host has none that can be locked.
         """
         if not self._locks:
-            raise RemoteError(
-                "nvidia-smi lists no GPU on this host, and the plan needs one", next=f"dgxlab doctor {settings().name}"
-            )
+            message = "nvidia-smi lists no GPU on this host, and the plan needs one"
+            raise RemoteError(message, next=f"dgxlab doctor {settings().name}")
         if self._file and not self._file.watched and not self._unwatched_noted:
             self._tell(LockEvent(state="unwatched", path=str(self._file.path), owner="its folder is not there"))
             self._unwatched_noted = True

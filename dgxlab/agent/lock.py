@@ -332,9 +332,8 @@ def _open(path: Path) -> int | None:
                 return os.open(path, attempt, 0o666)
     except OSError as refusal:
         if os.path.lexists(path):
-            raise RemoteError(
-                f"the benchmark lock {path} cannot be opened: {refusal.strerror}", next=command("ls", "-l", path)
-            ) from refusal
+            message = f"the benchmark lock {path} cannot be opened: {refusal.strerror}"
+            raise RemoteError(message, next=command("ls", "-l", path)) from refusal
     finally:
         os.umask(before)
     return None

@@ -57,10 +57,8 @@ def _stamp(file: Path) -> str:
 def _identified(root: Root, name: str, path: str) -> dict[str, Any]:
     """Return `identify` of a model's file, with its content read; raises SpecError if it is not on the host."""
     if (file := identify(root, path, read=True)) is None:
-        raise SpecError(
-            f"model {name} is not on the host: there is no file {path}; put it there, or change models.{name}",
-            next=command("ls", "-l", path.rpartition("/")[0]),
-        )
+        message = f"model {name} is not on the host: there is no file {path}; put it there, or change models.{name}"
+        raise SpecError(message, next=command("ls", "-l", path.rpartition("/")[0]))
     return file
 
 
@@ -232,7 +230,5 @@ def _launch(
     launched = launch(name, [str(paths.get(arg, arg)) for arg in argv])
     if not launched.ended.ok:
         why = launched.ended.reason(Path(argv[0]).name, 0, launched.last_words())
-        raise RemoteError(
-            f"the model was not made: {why}",
-            next=f"dgxlab logs {launched.stderr.parent.parent.name} raw/{launched.stderr.name}",
-        )
+        message = f"the model was not made: {why}"
+        raise RemoteError(message, next=f"dgxlab logs {launched.stderr.parent.parent.name} raw/{launched.stderr.name}")

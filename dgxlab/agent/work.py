@@ -150,10 +150,8 @@ class Worker:
         if unknown and (full := full_disk(self.bench.job.raw)):
             raise RemoteError(f"{program} could not say which flags it knows{full}", next=clean_command())
         if unknown:
-            raise UsageError(
-                f"{program} of this build does not know {', '.join(unknown)}, which the spec asks for",
-                next=self.bench.log(f"raw/{launched.stdout.name}"),
-            )
+            message = f"{program} of this build does not know {', '.join(unknown)}, which the spec asks for"
+            raise UsageError(message, next=self.bench.log(f"raw/{launched.stdout.name}"))
 
     def _gate(self, step: GateStep) -> None:
         self.bench.hold()

@@ -157,9 +157,8 @@ def _template(series: str | None, like: str | None, options: JobOptions, out: Ou
         if len(fits) != 1:
             what = f"apply {series}" if series else "apply no series"
             some = fits[0].name if fits else "EXPERIMENT"
-            raise UsageError(
-                f"{len(fits)} experiments {what}: choose one with --like", next=or_init(f"add --like {some}")
-            )
+            message = f"{len(fits)} experiments {what}: choose one with --like"
+            raise UsageError(message, next=or_init(f"add --like {some}"))
         like = fits[0].path
     spec = experiment(like, options.set_, options.host)
     if series and series not in spec.series:

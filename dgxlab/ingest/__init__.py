@@ -99,10 +99,8 @@ class _Fold:
     def line(self, event: Event, length: int) -> bool:
         """Store an event if it is the next one; return whether it was."""
         if event.seq > self.seq:
-            raise RemoteError(
-                f"the journal of {self.job.job_id} jumps from line {self.seq} to line {event.seq + 1}",
-                next=f"dgxlab attach {self.job.job_id}",
-            )
+            message = f"the journal of {self.job.job_id} jumps from line {self.seq} to line {event.seq + 1}"
+            raise RemoteError(message, next=f"dgxlab attach {self.job.job_id}")
         if event.seq == self.lines:
             self.lines += 1
             self.bytes += length

@@ -281,9 +281,7 @@ def _only_running(lab: Lab, where: str | None) -> tuple[Host, str]:
 def adopt(lab: Lab, host: Host, job_id: str, watch: Watch) -> None:
     """Record that a job exists which another client started, so that it can be followed; nothing if known.
 
-    Raises:
-        JobLost: if the host does not have it.
-        RemoteError: if its plan cannot be read.
+    Raises JobLost if the host does not have it, and RemoteError if its plan cannot be read.
     """
     if lab.store.find_job(job_id) is None:
         plan, text = retry.again(host, lambda: host.plan(job_id), noted(watch))

@@ -32,10 +32,8 @@ def probe_for(host: Host, *sides: Side) -> Probe:
     for side, name, model in models:
         for path in files_of(model):
             if probe.models[path] is None:
-                raise SpecError(
-                    f"model {name} is not on host {host.name}: there is no file {path}, which the spec names",
-                    next=edit(side.experiment.path),
-                )
+                message = f"model {name} is not on host {host.name}: there is no file {path}, which the spec names"
+                raise SpecError(message, next=edit(side.experiment.path))
     return probe
 
 
@@ -101,10 +99,8 @@ def _send_tool(host: Host, name: str, facts: Facts, watch: Watch) -> None:
         wheel = wheel_for(name, facts)
         file = packages.fetch_wheel(wheel, tell)
     except packages.SourceError as error:
-        raise SpecError(
-            f"host {host.name} has no {name}, and none can be sent: {error}",
-            next=host.entry.typed("sudo apt-get install cmake ninja-build"),
-        ) from error
+        message = f"host {host.name} has no {name}, and none can be sent: {error}"
+        raise SpecError(message, next=host.entry.typed("sudo apt-get install cmake ninja-build")) from error
     tell(f"sending {name} {wheel.version}, {size(file.stat().st_size)}, to {host.name}, which has none")
     body = _reading(file, f"{name} to {host.name}", watch)
     retry.again(host, lambda: host.send_tool(name, wheel.version, wheel.sha256, body), tell)

@@ -161,9 +161,7 @@ def source_of(cache: PinCache, experiment: Experiment, tree: Path | Source | Non
 
     A `Source` is in the cache already, and returned.
 
-    Raises:
-        SpecError: if no source has the pin.
-        PatchError: if the series does not apply to the pin.
+    Raises SpecError if no source has the pin, and PatchError if the series does not apply to the pin.
     """
     if isinstance(tree, Source):
         return tree

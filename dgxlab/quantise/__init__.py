@@ -101,10 +101,8 @@ def check_types(how: DerivedModel, source: Header, result: Header) -> None:
 
 
 def _other(how: DerivedModel, cause: str) -> RemoteError:
-    return RemoteError(
-        f"llama-quantize did not make {how.quant}: {cause}",
-        next="choose another quant, or widths that are multiples of its block",
-    )
+    message = f"llama-quantize did not make {how.quant}: {cause}"
+    return RemoteError(message, next="choose another quant, or widths that are multiples of its block")
 
 
 def _wanted(how: DerivedModel, tensor: TensorInfo) -> str:

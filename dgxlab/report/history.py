@@ -68,9 +68,8 @@ def history(store: Store, wanted: Query) -> Page:
     """
     cells = [row["cell"] for row in store.rows("SELECT * FROM cells") if _matches(row, wanted.cells)]
     if not cells:
-        raise UsageError(
-            f"no cell of the record has all of {' or '.join(map(repr, wanted.cells))}", next="dgxlab report"
-        )
+        message = f"no cell of the record has all of {' or '.join(map(repr, wanted.cells))}"
+        raise UsageError(message, next="dgxlab report")
     for name in wanted.experiment:
         job_of_arm(store, name, wanted.host)
     asked = {"cells": json.dumps(cells), "names": json.dumps(wanted.experiment)}

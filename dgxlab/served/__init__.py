@@ -82,9 +82,7 @@ def serve(path: Path, port: int, tell: Callable[[str], None]) -> None:
 
     A `port` of 0 is any free one.
 
-    Raises:
-        UsageError: if datasette is missing, or the port is in use.
-        SpecError: as `application`.
+    Raises UsageError if datasette is missing, or the port is in use, and SpecError as `application`.
     """
     served = application(path)
     import uvicorn

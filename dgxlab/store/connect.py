@@ -289,9 +289,7 @@ def copies(path: Path) -> list[Path]:
 def backup(connection: sqlite3.Connection, path: Path) -> Path:
     """Copy the database into PATH.backups/, check that the copy is sound, and delete all but the newest KEEP copies.
 
-    Raises:
-        Damaged: if the copy, and therefore the database, is damaged.
-        SpecError: if the copy cannot be written.
+    Raises Damaged if the copy, and therefore the database, is damaged, and SpecError if the copy cannot be written.
     """
     folder = path.with_name(f"{path.name}.backups")
     (number,) = connection.execute("PRAGMA user_version").fetchone()

@@ -140,10 +140,8 @@ def _refuse_conflicts(connection: sqlite3.Connection, ours: Path, theirs: Path, 
     for sql in (_different(connection, table), *_torn(table)):
         if row := connection.execute(sql).fetchone():
             key = ", ".join(f"{name} {value}" for name, value in zip(table.key, row, strict=True))
-            raise CheckFailed(
-                f"{ours} and {theirs} disagree on {table.name} {key}: nothing was merged",
-                next=command("dgxlab", "db", "check", theirs),
-            )
+            message = f"{ours} and {theirs} disagree on {table.name} {key}: nothing was merged"
+            raise CheckFailed(message, next=command("dgxlab", "db", "check", theirs))
 
 
 def _different(connection: sqlite3.Connection, table: _MergeRule) -> str:

@@ -157,10 +157,8 @@ def write(recipe: SyntheticModel, out: Path, vocabulary: Path | None = None) -> 
         finally:
             os.close(folder)
     except OSError as error:
-        raise RemoteError(
-            f"could not write the synthetic model {out} ({size(recipe) / 1e9:.1f} GB): {error.strerror}",
-            next=command("df", "-h", out.parent),
-        ) from error
+        message = f"could not write the synthetic model {out} ({size(recipe) / 1e9:.1f} GB): {error.strerror}"
+        raise RemoteError(message, next=command("df", "-h", out.parent)) from error
     finally:
         partial.unlink(missing_ok=True)
 

@@ -67,10 +67,8 @@ def route(destination: str) -> tuple[Hop, ...]:
         jumps = [f"ssh://{jump}" if ":" in jump and "://" not in jump else jump for jump in jumps]
         hops = [*(_hop(jump, _ask(jump)) for jump in jumps[1:]), _hop(first, answer), *hops]
         if len(hops) > _MAX_HOPS:
-            raise HostError(
-                f"the way to {destination} has more than {_MAX_HOPS} jump hosts; does ProxyJump lead in a circle?",
-                next=_asked_by_hand(destination),
-            )
+            message = f"the way to {destination} has more than {_MAX_HOPS} jump hosts; does ProxyJump lead in a circle?"
+            raise HostError(message, next=_asked_by_hand(destination))
         first = jumps[0] if jumps else None
     return tuple(hops)
 
@@ -126,10 +124,8 @@ def _hop(destination: str, answer: Mapping[str, list[str]]) -> Hop:
     proxy = value("proxycommand")
     # a shell reads a ProxyCommand with the host's names in it; a newer ssh refuses such names itself
     if proxy and any(_UNSAFE.search(tokens[token]) for token in "hknr" if f"%{token}" in proxy):
-        raise HostError(
-            f"{destination!r} holds characters that a shell would read in the ProxyCommand",
-            next=_asked_by_hand(destination),
-        )
+        message = f"{destination!r} holds characters that a shell would read in the ProxyCommand"
+        raise HostError(message, next=_asked_by_hand(destination))
     home = _account_home()  # which ssh names, and $HOME may differ from
     files = [Path(path) for path in f"{value('userknownhostsfile')} {value('globalknownhostsfile')}".split()]
     files = [Path.home() / path.relative_to(home) if path.is_relative_to(home / ".ssh") else path for path in files]
