@@ -13,7 +13,7 @@ from typing import Any
 
 from dgxlab.errors import AGAIN, SpecError, command, edit
 from dgxlab.model import Bench, Cell, EngagedGate, Experiment, Gate, ParityGate, about, canonical, to_json, type_of
-from dgxlab.tools import Launch, ServeBench, bench_of, keys_of
+from dgxlab.tools import Benchmark, Launch, ServeBench, keys_of
 from dgxlab.tools.llama_server import setup
 
 MUST_AGREE = ("matrix", "models", "engines", "session", "host")
@@ -72,7 +72,7 @@ def pairs(baseline: Experiment, candidate: Experiment, cells: Collection[str] = 
     """
     some = False
     for left, right in zip(baseline.bench, candidate.bench, strict=False):
-        if type(left) is type(right) and bench_of(left).compared:
+        if type(left) is type(right) and isinstance(left, Benchmark) and left.compared:
             for pair in _paired(left, right, {**baseline.env, **left.env}, {**candidate.env, **right.env}, cells):
                 some = True
                 yield pair
@@ -98,16 +98,12 @@ def differing(what: str, left: Mapping[str, Any], right: Mapping[str, Any], wher
             return '""'
         if value is None or value in ("", ()):
             return _ABSENT
-        return value if isinstance(value, str) else _plain(value)
+        return value if isinstance(value, str) else canonical(value).replace('"', "")
 
     for name in dict.fromkeys((*left, *right)):
         before, after = shown(left.get(name)), shown(right.get(name))
         if before != after:
             yield Difference(what, " ".join(filter(None, (where, name))), before, after)
-
-
-def _plain(value: Any) -> str:
-    return canonical(value).replace('"', "")
 
 
 def _gates(experiment: Experiment) -> dict[str, str]:
@@ -211,7 +207,8 @@ def _paired(
         return canonical({k: v for k, v in {**cell.fixed, **cell.params}.items() if k not in free})
 
     def launches(entry: Bench, env: Mapping[str, str], wanted: Collection[str] | None = None) -> list[Launch]:
-        expanded = bench_of(entry).launches(env, lambda model, cell: wanted is None or name(cell) in wanted)
+        assert isinstance(entry, Benchmark)
+        expanded = entry.launches(env, lambda model, cell: wanted is None or name(cell) in wanted)
         return [launch for launch in expanded if launch.cells]
 
     mine, theirs = (

@@ -307,7 +307,8 @@ def copy_output(job: Job, out: BinaryIO) -> None:
     wanted = sum(step["kind"] == "build" for step in json.loads(job.plan.read_text())["steps"])
     streams: dict[int, BinaryIO] = {}  # by inode: the files are appended to the log and deleted when a command ends
     while True:
-        ended = job.status().state not in LIVE or _built(job) >= wanted
+        built = job.journal.read_bytes().count(b'"event":"build"') if job.journal.exists() else 0
+        ended = built >= wanted or job.status().state not in LIVE
         for path in [*job.folder.glob("build*.part"), *job.folder.glob("build*.errors")]:
             with suppress(FileNotFoundError):
                 if (inode := path.stat().st_ino) not in streams:
@@ -321,10 +322,6 @@ def copy_output(job: Job, out: BinaryIO) -> None:
         if ended:
             return
         time.sleep(LOOK_S)
-
-
-def _built(job: Job) -> int:
-    return job.journal.read_bytes().count(b'"event":"build"') if job.journal.exists() else 0
 
 
 def progress(line: str) -> tuple[int, int, str] | None:

@@ -8,7 +8,7 @@ import re
 import signal
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from resource import RLIM_INFINITY
@@ -84,7 +84,7 @@ class Worker:
         for step in self.plan.steps:
             # if no chain of the session has a cycle, a gate after the chains has nothing to check
             idle = isinstance(step, GateStep) and bool(self.cycles) and not any(self.cycles.values())
-            skipped = self._closed(arms_of(step)) or idle
+            skipped = not self.closed_arms.isdisjoint(arms_of(step)) or idle
             left_out += idle
             if isinstance(step, ChainStep):
                 self.cycles[step.id] = 0
@@ -99,9 +99,6 @@ class Worker:
         if worst and worst is not self.failures[-1]:
             self.report(worst)  # the last error in the journal is the reason for the job's end
         return worst
-
-    def _closed(self, arms: Iterable[str]) -> bool:
-        return not self.closed_arms.isdisjoint(arms)
 
     def fail(self, error: DgxlabError) -> None:
         """Write an error to the journal and remember it for the job's end; the other steps go on."""

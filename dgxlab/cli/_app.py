@@ -145,7 +145,8 @@ def _flat(function: Callable[..., None]) -> Callable[..., None]:
     for parameter in inspect.signature(function, eval_str=True).parameters.values():
         if is_dataclass(parameter.annotation):
             group: Any = parameter.annotation
-            groups[parameter.name] = (group, _options(group))
+            fields = inspect.signature(group, eval_str=True).parameters.values()
+            groups[parameter.name] = (group, [each for each in fields if hasattr(each.annotation, "__metadata__")])
         else:
             own.append(parameter)
 
@@ -163,11 +164,6 @@ def _flat(function: Callable[..., None]) -> Callable[..., None]:
     parameters = [first, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in shown)]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return command
-
-
-def _options(group: type) -> list[inspect.Parameter]:
-    fields = inspect.signature(group, eval_str=True).parameters.values()
-    return [each for each in fields if hasattr(each.annotation, "__metadata__")]
 
 
 def experiment(spec: str, overrides: Sequence[str] | None = None, host: str | None = None) -> Experiment:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dgxlab import units
 from dgxlab.plots import COLOURS, FAINT, INK, MARKERS, label, new
 from dgxlab.report import Number, Table
-from dgxlab.report.records import Row, grouped
+from dgxlab.report.records import grouped
 from dgxlab.store import alias
 
 if TYPE_CHECKING:
@@ -57,9 +57,6 @@ def _panel(axes: Axes, table: Table, looks: dict[str, Any]) -> None:
     axes.set_xlim(-0.6, len(table.rows) - 0.4)
     axes.margins(y=0.15)
     shown = range(0, len(table.rows), -(-len(table.rows) // NAMES))
-    axes.set_xticks(list(shown), [_name(table.rows[point]) for point in shown], rotation=40, ha="right")
+    names = [f"{alias(str(row['session']))} {str(row['when'])[5:10]}" for row in (table.rows[n] for n in shown)]
+    axes.set_xticks(list(shown), names, rotation=40, ha="right")
     axes.grid(visible=False, axis="x")
-
-
-def _name(row: Row) -> str:
-    return f"{alias(str(row['session']))} {str(row['when'])[5:10]}"

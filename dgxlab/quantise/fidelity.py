@@ -144,10 +144,6 @@ def _q8_0(block: bytes) -> list[float]:
     return [scale * code for code in struct.unpack("<32b", block[2:])]
 
 
-def _mxfp4(block: bytes) -> list[float]:
-    return _table(_E2M1, math.ldexp(1.0, block[0] - 128), block[1:])
-
-
 def _nvfp4(block: bytes) -> list[float]:
     parts = (_table(_E2M1, _ue4m3(block[i]), block[4 + 8 * i : 12 + 8 * i]) for i in range(4))
     return [weight for part in parts for weight in part]
@@ -217,7 +213,7 @@ DECODED: Mapping[str, Callable[[bytes], list[float] | tuple[float, ...]]] = {
     "Q6_K": _q6_k,
     "IQ4_NL": _of_table(_IQ4),
     "IQ4_XS": _iq4_xs,
-    "MXFP4": _mxfp4,
+    "MXFP4": lambda block: _table(_E2M1, math.ldexp(1.0, block[0] - 128), block[1:]),
     "NVFP4": _nvfp4,
 }
 """The decoder of each type that can be compared: of one block, or, where types have no blocks, of all bytes at once."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -74,7 +74,9 @@ def history(store: Store, wanted: Query) -> Page:
         job_of_arm(store, name, wanted.host)
     asked = {"cells": json.dumps(cells), "names": json.dumps(wanted.experiment)}
     runs = store.rows(RUNS, {**asked, "host": wanted.host, "model": wanted.model})
-    counted = [run for run in runs if not run["dirty"] and run["metric"] in _metrics(run["tool"], run["metric"])]
+    # a profile compares none, and all of its metrics are of interest
+    runs = [run for run in runs if run["metric"] in (BENCHES[run["tool"]].compared or [run["metric"]])]
+    counted = [run for run in runs if not run["dirty"]]
     histories = list(grouped((_identity(run), run) for run in counted).values())
     if not histories:
         raise UsageError("no such cell was measured there", next="dgxlab report")
@@ -84,10 +86,6 @@ def history(store: Store, wanted: Query) -> Page:
         _table(runs) for runs in sorted(several or histories, key=lambda runs: (runs[0]["label"], runs[0]["arm"]))
     ]
     return Page(wanted.form, tuple(tables), f"{left} more with a single session" if left else "")
-
-
-def _metrics(tool: str, own: str) -> Collection[str]:
-    return BENCHES[tool].compared or (own,)  # a profile's are all of interest
 
 
 def _matches(cell: Mapping[str, Any], patterns: Sequence[str]) -> bool:

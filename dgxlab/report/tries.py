@@ -10,7 +10,7 @@ from dgxlab.judgement import tries
 from dgxlab.judgement.tries import RecordedTry
 from dgxlab.report.ask import Query
 from dgxlab.report.evidence import arms_of_job
-from dgxlab.report.records import Column, Origin, Page, Provenance, Row, Table, grouped
+from dgxlab.report.records import Origin, Page, Provenance, Row, Table, columns, grouped
 from dgxlab.report.tables import provenance
 from dgxlab.stats import Ended
 from dgxlab.store import alias
@@ -19,20 +19,9 @@ if TYPE_CHECKING:
     from dgxlab.store import Store
 
 NOT_YET = "not yet"  # shown in place of how a try ended, while it has not
-COLUMNS = (
-    Column("try", "try", numeric=True),
-    Column("ended", "ended"),
-    Column("gain", "speed (%)", numeric=True),
-    Column("best", "best so far (%)", numeric=True),
-    Column("p", "p", numeric=True),
-    Column("level", "level", numeric=True),
-    Column("parent", "against try", numeric=True),
-    Column("changed", "lines", numeric=True),
-    Column("minutes", "minutes", numeric=True),
-    Column("session", "session"),
-    Column("because", "because"),
-    Column("why", "why"),
-)
+LABELS = {"gain": "speed (%)", "best": "best so far (%)", "parent": "against try", "changed": "lines"}
+NUMERIC = "try gain best p level parent changed minutes"
+COLUMNS = columns("try ended gain best p level parent changed minutes session because why", NUMERIC, **LABELS)
 
 
 def ledgers(store: Store, wanted: Query) -> Page:

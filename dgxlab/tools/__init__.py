@@ -77,13 +77,6 @@ Wanted = Callable[[str, Mapping[str, str], Cell], bool]
 """Takes model name, environment and cell; returns whether the cell must be measured."""
 
 
-def bench_of(entry: Bench) -> Benchmark:
-    """Return a spec's bench entry as its type `Benchmark`."""
-    if not isinstance(entry, Benchmark):
-        raise TypeError(f"{entry} is of no tool")
-    return entry
-
-
 def launches(experiment: Experiment, wanted: Wanted = lambda model, env, cell: True) -> Iterator[Launch]:
     """Yield the launches that measure an experiment's cells; cells that are not `wanted` are left out.
 
@@ -92,7 +85,8 @@ def launches(experiment: Experiment, wanted: Wanted = lambda model, env, cell: T
     for number, entry in enumerate(experiment.bench):
         env = {**experiment.env, **entry.env}
         some = False
-        for launch in bench_of(entry).launches(env, lambda model, cell, env=env: wanted(model, env, cell)):  # type: ignore[misc]
+        assert isinstance(entry, Benchmark)
+        for launch in entry.launches(env, lambda model, cell, env=env: wanted(model, env, cell)):  # type: ignore[misc]
             some = True
             if launch.cells:
                 yield launch

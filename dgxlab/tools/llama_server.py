@@ -220,7 +220,8 @@ class ServeBench(Benchmark):
             waves = {"waves": self.repetitions + 1, "ready_s": self.ready_s, "stall_s": self.stall_s, **several}
             client = canonical({"engine": self.engine, "pp": pp, "tg": tg, mode: list(left), **waves})
             most = max(self.streams, default=1)  # n_parallel says how many of those that arrive are served at once
-            server = self._llama_server(axes, most, pp + tg) if self.engine == PROGRAM else self._vllm()
+            server = (*self.command, "--no-enable-prefix-caching", "--enable-prompt-tokens-details")
+            server = self._llama_server(axes, most, pp + tg) if self.engine == PROGRAM else server
             where = ("--host", load.LOOPBACK, "--port", "0")  # the kernel chooses a free one
             argv = ("{python}", "{agent}", "drive", PROGRAM, client, *server, *self.args, *where)
             yield Launch(self.name, tuple(left.values()), argv, self.model, env, self.limit_s)
@@ -238,9 +239,6 @@ class ServeBench(Benchmark):
             raise SpecError(text, next=f"set n_ctx to {need} or leave it out")
         own = ("-np", str(slots), "-c", str(n_ctx), "-fit", "off", "--cache-ram", "0")
         return (f"{{bin}}/{PROGRAM}", "-m", f"{{model:{self.model}}}", *own, *tool.flags_of(axes, tool.AXES))
-
-    def _vllm(self) -> tuple[str, ...]:
-        return (*self.command, "--no-enable-prefix-caching", "--enable-prompt-tokens-details")
 
     @staticmethod
     def exported(raw: dict[str, Any], samples: Samples) -> dict[str, Any]:
