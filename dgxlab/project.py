@@ -15,10 +15,8 @@ MARKER = ".dgxlab-root"  # an empty file that marks a project's folder; all fold
 def root(spec: Path | None = None) -> Path:
     """Return the project's folder: the nearest one above a spec, else above the current folder, that has the marker.
 
-    Without any marker, the nearest one that has a `patches` folder; without that, the current folder.
-
-    Args:
-        spec: Absolute path of a spec file.
+    Without any marker, the nearest one that has a `patches` folder; without that, the current folder. The path of a
+    `spec` is absolute.
     """
     cwd = Path.cwd()
     above = [*(spec.parents if spec else ()), cwd, *cwd.parents]
@@ -69,9 +67,7 @@ def first_command() -> str:
 def user_folder(variable: str, default: str) -> Path:
     """Return a folder for the user's files: $VARIABLE/dgxlab, or ~/DEFAULT/dgxlab if the variable is no absolute path.
 
-    Args:
-        variable: An XDG variable, as XDG_CACHE_HOME.
-        default: The path below the home folder that XDG gives for it, as `.cache`.
+    `default` is the path below the home folder that XDG gives for the variable, as `.cache` for XDG_CACHE_HOME.
     """
     base = Path(os.environ.get(variable, ""))
     return (base if base.is_absolute() else Path.home() / default) / "dgxlab"

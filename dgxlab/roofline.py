@@ -79,9 +79,8 @@ def peaks(name: str) -> Peaks | None:
 def together(names: Sequence[str], *, alone: bool = False) -> Peaks | None:
     """Return the summed peaks of the GPUs of a run; None for no GPU, an unknown one, or GPUs of different kinds.
 
-    Args:
-        names: One name a GPU, as nvidia-smi prints it.
-        alone: Return the peaks of a single one: an operation runs on one GPU, a model may be spread over all.
+    `names` has one name a GPU, as nvidia-smi prints it. With `alone` the peaks are those of a single one: an operation
+    runs on one GPU, a model may be spread over all.
     """
     first, *others = [peaks(name) for name in names] or [None]
     if first is None or any(other != first for other in others):
@@ -139,9 +138,8 @@ def compute(flops: float, path: str, peaks: Peaks) -> str:
 def memory(rate: float, peaks: Peaks, moved: float | None = None) -> str:
     """Return a sentence if a bandwidth is above that of memory and cache; "" if possible.
 
-    Args:
-        rate: Bytes per second.
-        moved: Bytes of one call, if the same bytes are moved again and again: the L2 may keep a part of them.
+    `rate` is in bytes per second; `moved` are the bytes of one call, if the same ones are moved again and again: the L2
+    may keep a part of them.
     """
     kept = 0.0 if moved is None else min(1.0, peaks.l2 / max(moved, 1.0))
     shown, needed = f"{rate / 1e9:.0f} GB/s", rate * (1 - kept)

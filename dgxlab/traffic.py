@@ -19,16 +19,11 @@ _GAIN = 1.2  # the speedup that a rewrite must be able to reach, unless given
 
 @dataclass(frozen=True)
 class Input:
-    """A number, or the name of a ggml type, that the gate is computed from.
-
-    Attributes:
-        observed: True if it was read or measured, False if it is an assumption.
-        origin: Where it comes from, or why it is assumed.
-    """
+    """A number, or the name of a ggml type, that the gate is computed from."""
 
     value: Union[float, str]
-    observed: bool
-    origin: str
+    observed: bool  # False if it is an assumption, and was neither read nor measured
+    origin: str  # where it comes from, or why it is assumed
 
 
 class _Inputs:

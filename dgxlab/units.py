@@ -137,9 +137,8 @@ def ranges(seen: Iterable[tuple[str, float]]) -> dict[str, tuple[float, float]]:
 def conditions(ranges: Mapping[str, Sequence[float]]) -> str:
     """Format the state of the device in some runs, as `SM 1965 to 1980 MHz, 55 to 61 °C`.
 
-    Args:
-        ranges: Values to show (lowest and highest, or a median) by nvidia-smi's field, or `cpu_mhz`, `cpu_temp_c`. The
-            processor's are shown only where there are none of a GPU.
+    `ranges` has the values to show (lowest and highest, or a median) by nvidia-smi's field, or `cpu_mhz`, `cpu_temp_c`.
+    The processor's are shown only where there are none of a GPU.
     """
     texts = {name: " to ".join(dict.fromkeys(f"{end:.0f}" for end in ends)) for name, ends in ranges.items()}
     of_gpu = [name for name in _CONDITIONS if name in ranges and "." in name]

@@ -169,8 +169,7 @@ class DeviceLease:
     def disturbance(self, looks: Sequence[list[ComputeProcess] | None]) -> Reason | None:
         """Return a reason if other processes may have used the devices during a run, None if it was alone.
 
-        Args:
-            looks: The compute processes before and after the run, None if nvidia-smi failed.
+        `looks` are the compute processes before and after the run, None if nvidia-smi failed.
         """
         if not self._on_gpus:
             return None

@@ -53,12 +53,8 @@ def run_all(
 ) -> list[Member]:
     """Run requests, those of different hosts at the same time, and return how each ended, in their order.
 
-    Args:
-        open_lab: Opens the record, once for each thread.
-        watch: Returns what sees the events of a request; it is called from several threads.
-
-    Raises:
-        Interrupted: on Ctrl-C; the jobs go on.
+    `open_lab` is called once for each thread; `watch`, which is called from several, returns what sees the events of a
+    request. Raises Interrupted on Ctrl-C; the jobs go on.
     """
     of_host: dict[str, list[int]] = {}
     for number, request in enumerate(requests):

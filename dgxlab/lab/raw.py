@@ -201,11 +201,8 @@ def incoming(path: Path) -> Iterator[IO[bytes]]:
 def listing(path: Path, at_most: int = sys.maxsize) -> dict[str, RawFile]:
     """Read all of an archive and return its files by path.
 
-    Args:
-        at_most: Most bytes that it may have unpacked: a few kilobytes of gzip can hold any number of zeros.
-
-    Raises:
-        CheckFailed: if it is damaged, too long, or has anything but plain files.
+    Unpacked it may have `at_most` bytes: a few kilobytes of gzip can hold any number of zeros. Raises CheckFailed if it
+    is damaged, too long, or has anything but plain files.
     """
     files = {}
     for name, chunks in _files(path, at_most):

@@ -69,12 +69,9 @@ class Search:
     ) -> Compared:
         """Compare two builds, in a session of an earlier search if there is one.
 
-        Args:
-            used: The sessions that must not answer again, as a search counts each once; None to measure in any case.
-
-        Raises:
-            DgxlabError: if the session does not begin, or ends in an error that is neither one of FAULTS nor about its
-                conditions; a patch that does not apply is one of FAULTS.
+        The sessions `used` must not answer again, as a search counts each once; None to measure in any case. Raises
+        DgxlabError if the session does not begin, or ends in an error that is neither one of FAULTS nor about its
+        conditions; a patch that does not apply is one of FAULTS.
         """
         request = Request(self.kind, candidate, baseline, wait_s=self.wait_s, cells=self.cells)
         try:

@@ -129,8 +129,7 @@ def build_id(source: Source, cmake: Mapping[str, str], toolchain: Toolchain) -> 
 def model_id(model: Model, files: Mapping[str, str] | None = None) -> str:
     """Return a model's id: that of its file, else a digest of its recipe with each file path replaced by the file's id.
 
-    Args:
-        files: Ids of files on the host, by path. The id of any other file depends on its path alone.
+    `files` has the ids of files on the host, by path. The id of any other file depends on its path alone.
     """
     known = files or {}
     if isinstance(model, FileModel):
@@ -142,8 +141,7 @@ def model_id(model: Model, files: Mapping[str, str] | None = None) -> str:
 def model_read(model: Model, read: Iterable[Mapping[str, Any]]) -> str:
     """Return a model's id. For one that reads files, it is that of what a host last read; "unknown" if none did.
 
-    Args:
-        read: Rows of the record with model_id, path and recipe, the newest last.
+    `read` are rows of the record with model_id, path and recipe, the newest last.
     """
     if not files_of(model):
         return model_id(model)

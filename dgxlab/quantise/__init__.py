@@ -38,9 +38,7 @@ def is_quantised(kind: str) -> bool:
 def check_source(how: DerivedModel, source: Header | None) -> None:
     """Raise a SpecError if llama-quantize cannot make a derived model, or would silently make a bad one.
 
-    Args:
-        how: The derived model.
-        source: The header of the file that it is made from; None where only the spec is known.
+    `source` is the header of the file that it is made from; None where only the spec is known.
     """
     if _WITH_IMATRIX.fullmatch(how.quant) and not how.imatrix:
         text = f"{how.quant} needs an importance matrix, and no imatrix is given"

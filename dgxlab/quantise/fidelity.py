@@ -34,9 +34,7 @@ _CLASSES = (
 def fidelity(source: Path, before: Header, result: Path, after: Header) -> dict[str, Fidelity]:
     """Return NMSE and SQNR by class of tensors; tensors whose type did not change are left out.
 
-    Args:
-        source: The file that the model was made from, and `before`, its header.
-        result: The quantised file, and `after`, its header.
+    `before` is the header of the file that the model was made from, `after` that of the quantised one.
     """
     originals = {tensor.name: tensor for tensor in before.tensors}
     # a gated delta net projects into q, k, v and its gate by tensors that are named as an attention's

@@ -118,14 +118,9 @@ def export(
     """Write the commits of a checkout since the pin as the series patches/<name> of the project `root`, and return it.
 
     Files of the checkout that are overlays of the series go back to kernels/. A patch file keeps its name as long as
-    the commit keeps its subject; comments in the `series` file stay with their lines.
-
-    Args:
-        message: Commit message for uncommitted changes; required if there are any.
-        beside: Write into a folder for this pin; patches for other pins stay as they are.
-
-    Raises:
-        SpecError: if the checkout cannot become a series; nothing is written then.
+    the commit keeps its subject; comments in the `series` file stay with their lines. Changes that are not committed
+    need a `message`. With `beside` a folder for this pin is written, and patches for other pins stay as they are.
+    Raises SpecError if the checkout cannot become a series; nothing is written then.
     """
     if not NAME.fullmatch(name):
         raise SpecError(f"{name!r} is no name for a series", next="use letters, digits, dots and dashes")

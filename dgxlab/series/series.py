@@ -135,11 +135,8 @@ def own_pins(root: Path, name: str) -> list[str]:
 def read(root: Path, name: str, pin: str = "") -> Series:
     """Read the series patches/<name> of the project `root`, for a pin.
 
-    Args:
-        name: A series as `model.SERIES` has it: `w4a16:1-2` is its first two patches, with all overlays.
-
-    Raises:
-        SpecError: if there is none, it has problems, which `details` lists, or no such patch.
+    `name` is as `model.SERIES` has it: `w4a16:1-2` is its first two patches, with all overlays. Raises SpecError if
+    there is none, it has problems, which `details` lists, or no such patch.
     """
     name, _, numbers = name.partition(":")
     series, problems = _inspect(root, name, pin)

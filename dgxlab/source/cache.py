@@ -36,9 +36,7 @@ _SCRATCH_S = 86400.0  # a scratch folder not touched for this long was left by a
 class PinCache:
     """The user's pins and the patched trees made from them, in a bare repository that is created on first use.
 
-    Args:
-        path: The repository; by default `cache_path()`.
-        trusted: Whether the user agrees to fetch any package that a spec names, not only known ones.
+    `trusted` says whether the user agrees to fetch any package that a spec names, not only known ones.
     """
 
     def __init__(self, path: Path | None = None, *, trusted: bool = False) -> None:
@@ -89,10 +87,8 @@ class PinCache:
 
         A pin is packed without its history: the receiver must list it in its `shallow` file first.
 
-        Args:
-            wants: The commits to pack.
-            haves: Commits that the receiver has; unknown ones are ignored. With any, the pack is thin, for
-                `git index-pack --stdin --fix-thin`.
+        `haves` are commits that the receiver has; unknown ones are ignored. With any, the pack is thin, for
+        `git index-pack --stdin --fix-thin`.
         """
         listed = self.git.run("cat-file", "--batch-check=%(objectname)", input="".join(f"{c}\n" for c in haves))
         known = [commit for commit, line in zip(haves, listed.splitlines(), strict=True) if line == commit]

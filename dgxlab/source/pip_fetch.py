@@ -23,12 +23,8 @@ _KINDS = (".tar.gz", ".whl")
 def main(name: str, version: str, sha256: str, into: str, *flags: str) -> None:
     """Download one file of a package's version into the folder `into`.
 
-    Args:
-        sha256: The expected digest; "" to expect the one that the index states.
-        flags: Options of `pip download` that select the kind of file.
-
-    Raises:
-        PipError: if there is no such file, or its digest is another.
+    `sha256` is the expected digest, "" to expect the one that the index states; `flags` are options of `pip download`
+    that select the kind of file. Raises PipError if there is no such file, or its digest is another.
     """
     command = DownloadCommand("download", "")
     options, _ = command.parse_args(["--no-input", "--retries=2", *flags])

@@ -39,13 +39,8 @@ _MAX_ARMS = 1000
 def load(path: Path, overrides: Sequence[str] = (), host: str | None = None) -> Experiment:
     """Read an experiment spec and everything it extends.
 
-    Args:
-        overrides: `key=value` each, as given to `--set`, applied in order after `extends`.
-        host: Instead of the spec's host when given.
-
-    Raises:
-        SpecError: naming file, line and key of the first thing that is wrong; its details list all of them. A sweep is
-            refused too.
+    The `overrides`, `key=value` each as given to `--set`, are applied in order after `extends`. Raises SpecError, which
+    names file, line and key of the first thing that is wrong, with all in its details; a sweep is refused too.
     """
     tree = _tree(path, overrides, host)
     if matrix := resolve.map_of(tree).get("matrix"):

@@ -41,8 +41,7 @@ _Finding = tuple[Loc, str]  # place and text of a problem
 def check(spec: ExperimentSpec, session: Mapping[str, Any]) -> Iterator[_Finding]:
     """Yield the place and a sentence of each problem of a spec whose fields are valid.
 
-    Args:
-        session: The keys of its `session` that the file sets itself, without defaults.
+    `session` are the keys of its `session` that the file sets itself, without defaults.
     """
     if not spec.bench and all(gate.engaged for gate in spec.gates):
         yield ("bench",), "missing: with neither bench nor a gate that runs by itself there is nothing to do"

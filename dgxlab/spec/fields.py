@@ -70,9 +70,7 @@ class OneKind(Strict):
 class Keys:
     """Annotation of a record of dgxlab.model: a map is decoded to the record, and its keys are the record's fields.
 
-    Args:
-        without: Fields that are no keys, and keep their defaults.
-        types: Types of `fields` for some keys, stricter than the record's own.
+    Fields that `without` names are no keys, and keep their defaults; the `types` of others are stricter than theirs.
     """
 
     def __init__(self, *without: str, **types: Any) -> None:

@@ -146,12 +146,7 @@ _SENTENCES = {
 
 
 def explain(error: ValidationError, tree: Node, schema: Mapping[str, Any]) -> list[Problem]:
-    """Return a problem for each of pydantic's errors.
-
-    Args:
-        tree: What was validated.
-        schema: Its JSON Schema, for the names of known keys.
-    """
+    """Return a problem for each of pydantic's errors; `schema` is the JSON Schema, for the names of known keys."""
     problems = []
     for detail in error.errors(include_url=False)[:_MAX_EXPLAINED]:
         # pydantic marks a bad key, as opposed to a bad value below it, with a last part "[key]".

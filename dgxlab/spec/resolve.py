@@ -64,14 +64,10 @@ def absolute_path(path: Path) -> Path:
 
 
 def override(tree: Node, setting: str) -> Node:
-    """Return the tree with one value replaced or added, as `--set` asks.
+    """Return the tree with one value replaced or added, as `--set KEY=VALUE` asks.
 
-    Args:
-        setting: `KEY=VALUE`. KEY is a dotted path with list positions from 0, as `bench.0.TOOL.n_prompt` or
-            `bench[0]...`; VALUE is YAML.
-
-    Raises:
-        SpecError: if it has another form, the key's path does not exist, or it must not be changed (a gate's identity).
+    KEY is a dotted path with list positions from 0, as `bench.0.TOOL.n_prompt` or `bench[0]...`; VALUE is YAML. Raises
+    SpecError if it has another form, the key's path does not exist, or it must not be changed (a gate's identity).
     """
     key, equals, text = setting.partition("=")
     parts = re.sub(r"\[([0-9]+)\]", r".\1", key.strip()).split(".")

@@ -39,12 +39,8 @@ ALL = "all"  # a row's `kernel` if the row is of all kernels together
 def summary(rounds: Sequence[Durations], steps: int) -> list[dict[str, Any]]:
     """Return a row for all kernels together, then one for each, by falling time.
 
-    Args:
-        rounds: The launches of each repetition.
-        steps: Number of steps in a repetition; `launches` and `step_us` are per step.
-
-    Raises:
-        Refused: if the repetitions launched different kernels, or a kernel took no time.
+    `rounds` are the launches of each repetition, which has so many `steps`: `launches` and `step_us` are per step.
+    Raises Refused if the repetitions launched different kernels, or a kernel took no time.
     """
     rows: list[dict[str, Any]] = []
     for kernel in dict.fromkeys(kernel for each in rounds for kernel in each):

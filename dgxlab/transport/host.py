@@ -135,12 +135,7 @@ class Host:
         return self._ask(Probe, "probe", stdin=lambda: [request], wrong=unanswered)
 
     def send_objects(self, commit: str, shallow: Sequence[str], pack: Stdin) -> None:
-        """Send the git objects that a commit needs.
-
-        Args:
-            shallow: Commits that are sent without their history.
-            pack: Yields the pack.
-        """
+        """Send the git objects that a commit needs; `shallow` are commits that are sent without their history."""
         header = canonical({"commit": commit, "shallow": list(shallow)}).encode() + b"\n"
         self._tell("receive", stdin=lambda: itertools.chain([header], pack()))
 

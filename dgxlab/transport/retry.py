@@ -43,9 +43,7 @@ class _Patience:
 def again(host: Host, call: Callable[[], T], note: Note, pauses_s: Sequence[float] = PAUSES_S) -> T:
     """Return the result of `call`, which is repeated after each HostLost.
 
-    Args:
-        note: Called with a sentence before each pause.
-        pauses_s: Seconds to wait after each failure; after one more failure a HostError is raised.
+    `note` is called with a sentence before each pause. After one more failure than `pauses_s`, a HostError is raised.
     """
     patience = _Patience(host, note, pauses_s)
     while True:

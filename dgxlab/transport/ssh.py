@@ -52,9 +52,7 @@ def host_key(destination: str, limits: Limits | None = None) -> HostKey:
 class SshTransport:
     """Runs commands on a host over ssh; see Transport. Threads may share it.
 
-    Args:
-        name: The host's, for messages.
-        destination: As for ssh: an alias of its configuration, user@host or ssh://user@host:port.
+    `destination` is as for ssh: an alias of its configuration, user@host or ssh://user@host:port.
     """
 
     def __init__(

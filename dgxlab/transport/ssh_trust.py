@@ -66,8 +66,7 @@ class HostKey:
 class NotTrusted(HostError):
     """A host's key is unknown, changed or revoked; nothing was sent to it.
 
-    Args:
-        add: The quoted arguments of the `dgxlab host add` that would trust the key.
+    `add` are the quoted arguments of the `dgxlab host add` that would trust the key.
     """
 
     def __init__(self, key: HostKey, add: str) -> None:
@@ -94,9 +93,8 @@ class NotTrusted(HostError):
 class KnownHosts:
     """What known_hosts files say about one host; files that cannot be read say nothing.
 
-    Args:
-        names: The host's name in known_hosts, and perhaps one without the port: a line of the latter can make a key
-            trusted, but not changed.
+    `names` are the host's in known_hosts, and perhaps one without the port: a line of the latter can make a key
+    trusted, but not changed.
     """
 
     def __init__(self, paths: Iterable[Path], names: Sequence[str]) -> None:
