@@ -115,16 +115,9 @@ def _plain(columns: Mapping[str, Any]) -> dict[str, Any]:
 def write(path: Path, tools: Sequence[Exported], kind: str = "") -> None:
     """Write exported rows into a new file, completely or not at all.
 
-    Only SQLite takes several tools: each is a table.
-
-    Args:
-        path: The file.
-        tools: The rows.
-        kind: One of KINDS, "" for the one that the file's suffix names.
-
-    Raises:
-        UsageError: if the file exists or cannot be written, its suffix is unknown, it cannot hold several tools, or a
-            module is missing.
+    `kind` is one of KINDS, "" for the one that the file's suffix names. Only SQLite takes several tools: each is a
+    table. Raises UsageError if the file exists or cannot be written, its suffix is unknown, it cannot hold several
+    tools, or a module is missing.
     """
     kind = kind or path.suffix[1:]
     if kind not in KINDS:

@@ -158,10 +158,9 @@ def _times(rate: float, most: float) -> str:
 def tokens(rate: float, weights: Weights, peaks: Peaks, streams: int | None = None) -> str:
     """Return a sentence if a token rate needs more than the GPU's FLOPS or bandwidth; "" if possible.
 
-    Args:
-        rate: Tokens per second, of all sequences together.
-        streams: Number of sequences generated in parallel, which read the weights once for a token of each. With None,
-            for a prompt or an unknown number, bandwidth is not checked.
+    `rate` is in tokens per second, of all sequences together; `streams` is the number of sequences generated in
+    parallel, which read the weights once for a token of each. With None, for a prompt or an unknown number, bandwidth
+    is not checked.
     """
     size = f"{rate:g} t/s with {weights.parameters / 1e9:g}B parameters"
     if excess := compute(rate * 2 * weights.parameters, weights.path, peaks):

@@ -137,27 +137,18 @@ _KERNELS: Mapping[str, Callable[[_Inputs], Parts]] = {
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether rewriting a kernel can pay.
-
-    Attributes:
-        verdict: "build", "not worth it", or "unknown": it would be "build", but an input is assumed.
-        bytes_min: Minimum bytes of a call, the sum of `parts`.
-        floor_us: The time for these bytes at the memory's peak bandwidth.
-        gb_s: The bandwidth that these bytes and the measured time give; `share` is gb_s by the peak.
-        cap: The largest possible speedup, measured time by floor; `gain` is the wanted one.
-        inputs: All inputs, defaults included.
-    """
+    """Whether rewriting a kernel can pay."""
 
     kernel: str
-    verdict: str
-    bytes_min: float
+    verdict: str  # "build", "not worth it", or "unknown": it would be "build", but an input is assumed
+    bytes_min: float  # of a call, the sum of `parts`
     parts: Parts
-    floor_us: float
-    gb_s: float
-    share: float
-    cap: float
-    gain: float
-    inputs: Mapping[str, Input]
+    floor_us: float  # the time for these bytes at the memory's peak bandwidth
+    gb_s: float  # the bandwidth that these bytes and the measured time give
+    share: float  # gb_s by the peak
+    cap: float  # the largest possible speedup, measured time by floor
+    gain: float  # the wanted one
+    inputs: Mapping[str, Input]  # defaults included
 
     @property
     def assumed(self) -> list[str]:

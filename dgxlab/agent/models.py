@@ -130,9 +130,6 @@ def make(
     """Make a model from its recipe unless it exists; return its event.
 
     Args:
-        root: The agent's folders.
-        step: The model's step.
-        model_id: The id that the model will have.
         launch: Runs a program, given the name of its raw files and its argv.
         source: The finished model that it is quantised from; None for a synthetic model, which is written first.
         files: The ids that `files` returns.

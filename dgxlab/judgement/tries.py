@@ -132,12 +132,10 @@ def put_session(store: Store, try_id: str, stage: str, job_id: str) -> None:
 def begin(
     store: Store, of: tuple[str, str], because: str, source: Source, *, diff: str, change: str, parent: str | None
 ) -> str:
-    """Record a new try of a ledger, and return its id.
+    """Record a new try of a ledger, a baseline and a host, and return its id.
 
-    Args:
-        of: The ledger: its baseline and host.
-        diff: What it changes in its pin: the source can be made from both.
-        change: What it changes in what it is compared with; its lines are counted.
+    `diff` is what it changes in its pin: the source can be made from both. `change` is what it changes in what it is
+    compared with; its lines are counted.
     """
     baseline, host = of
     try_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{baseline}-{secrets.token_hex(3)}"

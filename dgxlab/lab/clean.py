@@ -33,12 +33,9 @@ class Cleaned:
 
 
 def survey(lab: Lab | None, host: Host, kinds: Collection[str], older_than_days: float) -> list[Candidate]:
-    """Return every item on a host, and whether `clean` may remove it.
+    """Return every item on a host, and whether `clean` may remove it: one of `kinds`, not used in so many days.
 
-    Args:
-        lab: The record; without one, all jobs are kept.
-        kinds: Kinds of items to remove, as in `replies.Item`.
-        older_than_days: Keep items that were used within this many days.
+    Without a record, all jobs are kept.
     """
     items = host.inventory()
     running = next((item.name for item in items if item.state in LIVE), "")

@@ -70,10 +70,7 @@ def check_host(host: Host) -> list[Finding]:
 def check_client(database: Path, cache: Path, hosts_files: tuple[Path, Path]) -> Iterator[Finding]:
     """Check this machine for what the client needs: Python, git, pip, disk, record, hosts.yaml.
 
-    Args:
-        database: The record; it need not exist.
-        cache: The pin cache.
-        hosts_files: The user's hosts.yaml and the project's.
+    The record need not exist; `hosts_files` are the user's hosts.yaml and the project's.
     """
     yield Finding("python", OK, platform.python_version())
     yield _git()

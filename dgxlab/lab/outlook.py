@@ -60,17 +60,9 @@ class Outlook:
 
 
 def outlook(store: Store, experiment: Experiment, source: Source, effect: float) -> Outlook:
-    """Return the prediction for an A/B session.
+    """Return the prediction for an A/B session of a baseline that is to find an effect, a share.
 
-    The host is not contacted: the device is that of `device_on`.
-
-    Args:
-        experiment: The baseline.
-        source: Its source.
-        effect: The wanted effect, a share.
-
-    Raises:
-        SpecError: if the experiment measures nothing.
+    The host is not contacted: the device is that of `device_on`. Raises SpecError if the experiment measures nothing.
     """
     session = plan.make_ab(experiment, experiment, (source, source), job_id=experiment.name)
     device = device_on(store, experiment.host, session)

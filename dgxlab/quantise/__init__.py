@@ -78,10 +78,7 @@ def argv(how: DerivedModel) -> tuple[str, ...]:
 def check_types(how: DerivedModel, source: Header, result: Header) -> None:
     """Raise a RemoteError unless the tensors of a derived model's file have the requested types.
 
-    Args:
-        how: The derived model.
-        source: The header of the file that it was made from.
-        result: The header of its own file.
+    `source` is the header of the file that it was made from, `result` that of its own.
     """
     kinds = {tensor.name: tensor.type for tensor in result.tensors}
     for tensor in source.tensors:

@@ -152,10 +152,7 @@ def sessions(
 ) -> list[dict[str, Any]]:
     """Return the sessions of a record, the newest first, with what became of them.
 
-    Args:
-        experiment: Name of an experiment that it measured, alone or as an arm.
-        since: Unix seconds.
-        most: How many to return; -1 for all.
+    An `experiment` is measured alone or as an arm; `since` is in Unix seconds; `most` is -1 for all.
     """
     asked = {"host": host, "experiment": experiment, "kind": kind, "since": since, "most": most}
     rows = store.rows(SESSIONS_LISTED, asked)

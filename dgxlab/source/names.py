@@ -21,14 +21,9 @@ def full_id(name: str, sources: Sequence[str], cache: PinCache, on_progress: Pro
     A tag goes before a branch. Beginnings of ids are looked up among the pins of the cache, in clones on this machine,
     and among the tags and branches of git URLs, which do not tell other commits.
 
-    Args:
-        name: What people call the commit.
-        sources: As in `PinCache.ensure`; the first one that knows the name decides.
-        cache: The pin cache.
-        on_progress: Called with a line for each source that is asked.
-
-    Raises:
-        SpecError: if no source knows the name, or more than one commit begins so; `details` has each source's cause.
+    Of the `sources`, as in `PinCache.ensure`, the first one that knows the name decides; `on_progress` is called with a
+    line for each that is asked. Raises SpecError if none knows it, or more than one commit begins so; `details` has
+    each source's cause.
     """
     if COMMIT.fullmatch(name):
         return name

@@ -81,11 +81,8 @@ class ConsentNeeded(SourceError):
 def download_sdist(spec: str, into: Path, on_progress: Progress, *, trusted: bool) -> Path:
     """Fetch a package's source distribution into a new folder, and return the file's path.
 
-    Args:
-        spec: `pypi:NAME==VERSION`.
-        into: The new folder.
-        on_progress: Called with each line of progress.
-        trusted: Allow any package, not only versions of llama-cpp-python whose digest is known here.
+    The package is `pypi:NAME==VERSION`; `trusted` allows any, not only versions of llama-cpp-python whose digest is
+    known here.
 
     Raises:
         SourceError: if there is no such sdist, no index, no pip.
@@ -133,10 +130,7 @@ def unpack_sdist(archive: Path, into: Path) -> str:
 def find_wheel(name: str, machine: str, glibc: str) -> Wheel:
     """Return the wheel of a build tool that runs on a host; SourceError if there is none.
 
-    Args:
-        name: cmake or ninja.
-        machine: The host's, as in `uname -m`.
-        glibc: The version of the host's glibc; "" if it has none.
+    `machine` is as in `uname -m`; `glibc` is the version of the host's, "" if it has none.
     """
     wheel = next((each for each in WHEELS if (each.name, each.machine) == (name, machine)), None)
     if wheel is None:

@@ -94,13 +94,8 @@ def follow(
 ) -> Completed:
     """Run a program without a terminal, so that it cannot ask questions, and report each line that it prints.
 
-    Args:
-        on_line: Called with each line; lines that end in a carriage return are not kept in the outcome.
-        env: All its environment variables.
-        silence_s: The program is ended if it prints nothing for this many seconds.
-
-    Raises:
-        SpecError: if it is not installed.
+    Lines that end in a carriage return are not kept in the outcome. The program is ended if it prints nothing for
+    `silence_s`. Raises SpecError if it is not installed.
     """
     options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     child = _start(argv, env=env, start_new_session=True, **options)

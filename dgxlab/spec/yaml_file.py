@@ -54,12 +54,9 @@ _SURPRISES = [
 def read_file(path: Path, label: str, *, may_be_empty: bool = False, named_at: Mark | None = None) -> Node:
     """Read one YAML file: a regular file of at most 1 MB of UTF-8.
 
-    Args:
-        label: Its name in errors.
-        may_be_empty: Return an empty map for a file that has nothing but comments, instead of an error.
-        named_at: The line with the `extends` that names this file: errors of opening it are reported there.
-
-    Raises SpecError if it cannot be read, is not YAML, or has values that this loader refuses.
+    Its name in errors is `label`; errors of opening it are reported at the `extends` that names it, `named_at`. A file
+    that has nothing but comments is an empty map if it `may_be_empty`. Raises SpecError if it cannot be read, is not
+    YAML, or has values that this loader refuses.
     """
     text = _text(path, label, named_at)
     if may_be_empty and all(line.lstrip()[:1] in ("", "#") for line in text.splitlines()):

@@ -70,10 +70,8 @@ class Bisection:
 def past_half(mean: float, error: float, dof: float, whole: float) -> float:
     """Return the probability that a true effect is more than half of `whole`, on its side, given a chain's `estimate`.
 
-    Args:
-        mean: Mean of ln candidate - ln baseline.
-        error: Its standard error, with `dof` degrees of freedom.
-        whole: The effect to find, a share of the baseline other than 0, in either direction.
+    That is the mean of ln candidate - ln baseline, and its standard error with `dof` degrees of freedom; `whole` is the
+    effect to find, a share of the baseline other than 0, in either direction.
     """
     full = math.log1p(whole)
     distance = math.copysign(1.0, full) * (mean - full / 2)

@@ -105,12 +105,10 @@ def dropped(screened: Sequence[Screened], effect: float) -> bool:
 
 
 def decide(chain: Sequence[Verdict], alpha: float, held_out: Sequence[Verdict] | None = None) -> Ended:
-    """Return how a try ends that has a chain whose gates are in order.
+    """Return how a try ends that has a chain whose gates are in order, at the ledger's level `alpha`.
 
-    Args:
-        chain: The verdicts of all shown cells, none of them invalid.
-        alpha: The ledger's level.
-        held_out: The verdicts of the held-out cells; None if they are not measured, or there are none.
+    `chain` has the verdicts of all shown cells, none of them invalid, `held_out` those of the held-out cells; None if
+    they are not measured, or there are none.
     """
     if p_faster(chain) > alpha or any(verdict.verdict == "slower" for verdict in chain):
         return Ended.CHAIN

@@ -50,15 +50,7 @@ def arrivals(count: int, rate: float, seed: str) -> list[int]:
 
 
 class Wave:
-    """Requests that are sent at once, or each when it is `due` in ns, and read to their ends.
-
-    Attributes:
-        streams: In the order in which they began.
-        begin: When the wave began, in ns of the monotonic clock.
-        cpu: Largest share of a processor that this program used for SPAN_NS, for half of it at the end, or for all of a
-            shorter wave.
-        away: The longest time in ns for which it was not waiting for events: by that a time can be late.
-    """
+    """Requests that are sent at once, or each when it is `due` in ns, and read to their ends."""
 
     def __init__(self, server: tuple[str, int], requests: Sequence[bytes], due: Sequence[int] = ()) -> None:
         self._server, self._open = server, bool(due)
@@ -67,8 +59,11 @@ class Wave:
         # those of a closed loop are connected before the clock starts
         self._connected = deque([] if due else [socket.create_connection(server) for _ in requests])
         self._still: dict[int, Stream] = {}
-        self.streams: list[Stream] = []
-        self.begin, self.cpu, self.away = 0, 0.0, 0
+        self.streams: list[Stream] = []  # in the order in which they began
+        self.begin = 0  # ns of the monotonic clock
+        # largest share of a processor that this program used for SPAN_NS, half of it at the end, or all of a short wave
+        self.cpu = 0.0
+        self.away = 0  # longest time in ns for which it was not waiting for events: by that a time can be late
         self._marks: list[tuple[int, int]] = []
 
     def run(self, stall_s: float) -> None:

@@ -121,10 +121,7 @@ class Host:
     def probe(self, commits: Sequence[str] = (), models: Sequence[str] = (), synthetic: Sequence[str] = ()) -> Probe:
         """Return the host's facts, its running jobs, and which of these it has, in one round trip.
 
-        Args:
-            commits: Commit ids.
-            models: Paths of model files on the host.
-            synthetic: Model ids of recipes.
+        `commits` are ids, `models` paths of model files on the host, `synthetic` model ids of recipes.
         """
         request = canonical({"commits": commits, "models": models, "synthetic": synthetic}).encode()
         asked = {*models, *Details.__annotations__}

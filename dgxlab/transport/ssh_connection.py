@@ -59,9 +59,7 @@ def connect_first(host: str, hops: Sequence[Hop], limits: Limits, *, peek: bool 
 class Connection:
     """An open connection to a host. After a loss it is not opened again: a new one is made.
 
-    Args:
-        host: The host's name, for messages.
-        peek: Raise Seen with the last hop's key instead of signing in there.
+    With `peek`, Seen is raised with the last hop's key instead of signing in there.
 
     Raises:
         NotTrusted: if a hop's key is not trusted; nothing was sent to that hop then.
