@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from typer import Argument, Option
@@ -31,45 +31,36 @@ Form = StrEnum(
 )
 """Forms of tables."""
 
-_NamesArgument = Annotated[
-    list[str] | None,
-    Argument(
+
+def report(  # noqa: PLR0913, PLR0917 - each is an option
+    names: list[str] | None = Argument(
+        None,
         metavar="NAME",
         help=f"An experiment's name, or a session: {JOB}; documents with --update and --check.",
         autocompletion=_complete.subjects,
     ),
-]
-_HistoryOption = Annotated[
-    str | None, Option(metavar="CELL", help="Cells with these words over all sessions: --form history --cells CELL.")
-]
-_PublishedOption = Annotated[
-    str | None, Option(help="Published figures with these words, beside a form or alone: 'seed000 MMQ,seed004 vLLM'.")
-]
-_HtmlOption = Annotated[
-    Path | None,
-    Option(metavar="FILE", help="Write one page for a browser instead: tables that sort, pictures in it, no network."),
-]
-_SessionsOption = Annotated[
-    Path | None,
-    Option(
-        metavar="DIR",
-        help="Write a page ALIAS.md, as --wide prints, of each session named, or of every A/B, noise and screen.",
-    ),
-]
-
-
-def report(  # noqa: PLR0913, PLR0917 - each is an option
-    names: _NamesArgument = None,
     form: Form | None = Option(None, help="Only tables of this form; several names side by side."),
     baseline: str | None = Option(None, help="What steps and verdicts are set against."),
     host: str | None = Option(None, help="Only what was measured there, of a form.", autocompletion=_complete.hosts),
     model: str | None = Option(None, help="Only cells of this model, of a form."),
     cells: str | None = Option(None, help="Only cells with these words, of a form: 'q4_K n=512,pp512'."),
-    history: _HistoryOption = None,
-    published: _PublishedOption = None,
+    history: str | None = Option(
+        None, metavar="CELL", help="Cells with these words over all sessions: --form history --cells CELL."
+    ),
+    published: str | None = Option(
+        None, help="Published figures with these words, beside a form or alone: 'seed000 MMQ,seed004 vLLM'."
+    ),
     plots: Path | None = Option(None, metavar="DIR", help="Draw it too: PNG files in this folder, linked below it."),
-    html: _HtmlOption = None,
-    sessions: _SessionsOption = None,
+    html: Path | None = Option(
+        None,
+        metavar="FILE",
+        help="Write one page for a browser instead: tables that sort, pictures in it, no network.",
+    ),
+    sessions: Path | None = Option(
+        None,
+        metavar="DIR",
+        help="Write a page ALIAS.md, as --wide prints, of each session named, or of every A/B, noise and screen.",
+    ),
     update: bool = Option(False, "--update", help="Fill the marked blocks of documents, write the pages they link to."),
     check: bool = Option(False, "--check", help="Exit with 11 where a block or a page of documents is stale."),
     wide: WideOption = False,
