@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dgxlab.stats.distributions import MAD_SCALE, median, t_quantile, t_tail
+from dgxlab.stats.distributions import MAD_SCALE, median, t_quantile
 from dgxlab.stats.precision import ALPHA, NO_SPREAD, share
-from dgxlab.stats.verdict import SAME_ALPHA, SAME_MARGIN, Verdict, holm
+from dgxlab.stats.verdict import SAME_ALPHA, Mean, Verdict, holm
 
 OUTLIER = 3.5  # distance from the median, in scaled MADs, from which a device stands out (Iglewicz and Hoaglin, 1993)
 FEWEST_DEVICES = 4  # with fewer, no device is told apart from the others
@@ -76,25 +76,12 @@ def pool(cells: Sequence[Sequence[tuple[float, float]]], better: Sequence[str]) 
 
 
 @dataclass(frozen=True)
-class _Mean:
-    mean: float
-    error: float
+class _Mean(Mean):
     between: float
     devices: int
 
-    @property
-    def p(self) -> float:
-        if self.error < NO_SPREAD:
-            return float(abs(self.mean) < NO_SPREAD)
-        return 2 * t_tail(abs(self.mean) / self.error, self.devices - 1)
-
-    @property
-    def p_same(self) -> float:
-        room = SAME_MARGIN - abs(self.mean)
-        return float(room < 0) if self.error < NO_SPREAD else t_tail(room / self.error, self.devices - 1)
-
     def judged(self, factor: int, same_factor: int, better: str) -> Pooled:
-        half = t_quantile(1 - ALPHA / factor / 2, self.devices - 1) * self.error
+        half = self.half(ALPHA / factor)
         low, high = self.mean - half, self.mean + half
         word = "same" if self.p_same * same_factor <= SAME_ALPHA else "inconclusive"
         if low > 0 or high < 0:
@@ -114,4 +101,4 @@ def _mean(devices: Sequence[tuple[float, float]]) -> _Mean:
     total = sum(weights)
     mean = sum(map(float.__mul__, weights, effects)) / total
     scatter = sum(weight * (effect - mean) ** 2 for weight, effect in zip(weights, effects, strict=True))
-    return _Mean(mean, math.sqrt(max(1.0, scatter / dof) / total), math.sqrt(variance), len(devices))
+    return _Mean(mean, math.sqrt(max(1.0, scatter / dof) / total), dof, math.sqrt(variance), len(devices))

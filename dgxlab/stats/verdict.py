@@ -134,23 +134,12 @@ def promotion_limit(floor: float) -> float:
 
 
 @dataclass(frozen=True)
-class _Estimate:
-    """Estimate from a chain's valid cycles, before correction for the number of cells."""
+class Mean:
+    """A mean of ln candidate - ln baseline."""
 
-    chain: Chain
-    flaws: Mapping[int, str]
-    valid: int
     mean: float
-    spread: float
-    sampling: float  # standard error from run-to-run noise
-    dof: float  # its degrees of freedom
-    rounded: float  # standard error from rounding, which more cycles do not reduce
-    fewest: int  # minimum cycles for a session with this many claims
-
-    @property
-    def error(self) -> float:
-        """The standard error of the mean."""
-        return math.hypot(self.sampling, self.rounded)
+    error: float  # its standard error
+    dof: float  # degrees of freedom of the error
 
     @property
     def p(self) -> float:
@@ -168,6 +157,19 @@ class _Estimate:
     def half(self, alpha: float) -> float:
         """Return half of the width of a 1 - alpha interval."""
         return t_quantile(1 - alpha / 2, self.dof) * self.error
+
+
+@dataclass(frozen=True)
+class _Estimate(Mean):
+    """Estimate from a chain's valid cycles, before correction for the number of cells."""
+
+    chain: Chain
+    flaws: Mapping[int, str]
+    valid: int
+    spread: float
+    sampling: float  # the part of the error from run-to-run noise
+    rounded: float  # the part from rounding, which more cycles do not reduce
+    fewest: int  # minimum cycles for a session with this many claims
 
     def seen(self, alpha: float) -> float:
         """Return the distance from 0 (for same, from a margin) that is detected with probability POWER."""
@@ -220,7 +222,8 @@ class _Estimate:
             if self.chain.protocol < STEPS:
                 sampling = precision.standard_error(self.spread, cycles, cycles - 1)
             # with the fewest degrees of freedom that it may have
-            new, distance = replace(self, valid=cycles, sampling=sampling, dof=cycles - 1), abs(self.mean)
+            new = replace(self, valid=cycles, error=math.hypot(sampling, self.rounded), dof=cycles - 1)
+            distance = abs(self.mean)
             return new.seen(alpha) <= distance or new.seen(2 * same_alpha) <= SAME_MARGIN - distance
 
         lengths = range(self.fewest, MOST_CYCLES + 1)
@@ -262,7 +265,8 @@ def _estimate(chain: Chain, claims: int) -> _Estimate | Verdict:
     else:
         sampling, dof = precision.shared_error(spread, valid, pairs, chain.triples(counted))
         rounded = precision.rounding(chain)
-    return _Estimate(chain, flaws, valid, mean, spread, sampling, dof, rounded, fewest)
+    error = math.hypot(sampling, rounded)
+    return _Estimate(mean, error, dof, chain, flaws, valid, spread, sampling, rounded, fewest)
 
 
 def not_counted(flaws: Mapping[int, str]) -> Iterator[VerdictReason]:
