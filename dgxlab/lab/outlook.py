@@ -148,7 +148,7 @@ def expected(store: Store, job: Plan, device: str, *, anew: bool = False) -> dic
     """Return how long each step of a job took when it last ran on a device, in seconds; None if it never did.
 
     A build or a model that an earlier step of the job makes takes 0. With `anew`, a build takes as long as the longest
-    one: later ones of the same pin compile only what has changed.
+    one, as later ones of the same pin compile only what has changed, and that a model was reused tells no time.
     """
     times: dict[str, float | None] = {}
     products: set[str] = set()
@@ -207,8 +207,9 @@ def _step_s(store: Store, job: Plan, step: Step, device: str, *, anew: bool = Fa
     elif isinstance(step, ModelStep):
         sql = """SELECT inputs.seconds FROM inputs JOIN jobs USING (job_id)
                  WHERE job_id IN (SELECT job_id FROM arms WHERE device_id = ?) AND recipe IS ? AND inputs.name = ?
-                 ORDER BY reused IS TRUE, intent_at DESC LIMIT 1"""
-        rows = store.rows(sql, (device, canonical(step.recipe) if step.recipe else None, step.model))
+                 AND NOT (? AND reused IS TRUE) ORDER BY reused IS TRUE, intent_at DESC LIMIT 1"""
+        recipe = canonical(step.recipe) if step.recipe else None  # a file is always there, and read
+        rows = store.rows(sql, (device, recipe, step.model, anew and recipe is not None))
     elif isinstance(step, GateStep):
         return _gate_s(store, step, device)
     elif isinstance(step, ChainStep):

@@ -13,11 +13,11 @@ from dgxlab.errors import AGAIN, SpecError
 from dgxlab.lab.jobs import adopt, follow
 from dgxlab.lab.outlook import device_on, expected, least_s, shared
 from dgxlab.lab.progress import Progress
-from dgxlab.model import BuildStep, ChainStep, DerivedModel, GateStep, Session, events
+from dgxlab.model import BuildStep, ChainStep, DerivedModel, GateStep, ModelStep, Session, SyntheticModel, events
 from dgxlab.store import Store
 from dgxlab.units import duration
 from tests import journals, toy
-from tests.journals import read, told
+from tests.journals import TINY, read, told
 from tests.lab.conftest import Event, ToyLab, kinds
 from tests.machines import script
 from tests.store.conftest import measured
@@ -141,6 +141,18 @@ def test_a_build_takes_anew_as_long_as_the_longest(toy_lab: ToyLab) -> None:
     job = replace(journals.plan("j"), steps=(BuildStep("build:toy", "toy", (), ()),))
     times = [expected(store, job, journals.device(), anew=anew)["build:toy"] for anew in (True, False)]
     assert times == [270.0, 9.0]
+
+
+@pytest.mark.parametrize(("recipe", "anew", "took"), [(TINY, True, None), (TINY, False, 5e-4), (None, True, 5e-4)])
+def test_a_model_that_was_reused_tells_not_how_long_it_takes_to_make(
+    toy_lab: ToyLab, recipe: SyntheticModel | None, anew: bool, took: float | None
+) -> None:
+    """A file is never made, only read."""
+    store, step = toy_lab.lab.store, ModelStep("model:tiny", "toy", "tiny", "tiny.gguf", recipe)
+    journal = journals.Journal(journals.plan("job-1")).job().build()
+    measured(store, journal.model(recipe=recipe, reused=True, seconds=5e-4))
+    job = replace(journals.plan("j"), steps=(step,))
+    assert expected(store, job, journals.device(), anew=anew)[step.id] == took
 
 
 def test_each_model_made_of_a_file_takes_its_time(toy_lab: ToyLab) -> None:
