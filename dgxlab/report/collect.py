@@ -134,7 +134,9 @@ SESSIONS_LISTED = f"""SELECT job_id AS session, kind, name, host, intent_at AS a
                           OR EXISTS (SELECT 1 FROM arms WHERE arms.job_id = jobs.job_id AND arm = :experiment))
                      ORDER BY intent_at DESC, job_id DESC LIMIT :most"""  # noqa: S608 - our own
 
-GATES = "SELECT * FROM gate_list WHERE newest AND NOT rejected ORDER BY at DESC, key DESC"
+GATES = """SELECT *, max(at) FROM gate_list WHERE NOT rejected
+           GROUP BY build_id, device_id, gate_digest, arm ORDER BY at DESC, key DESC"""
+"""The newest result of each gate of each experiment: what one expects may fail where another's passes on its build."""
 
 VERDICTS = """SELECT job_id, kind, protocol, json_group_array(verdict) AS words FROM verdict_list
               GROUP BY job_id ORDER BY intent_at DESC, job_id DESC"""

@@ -21,7 +21,19 @@ from dgxlab.model import (
     case_digest,
     to_json,
 )
-from dgxlab.report import Number, Report, Table, collect, collect_experiment, collect_job, evidence, page, query, render
+from dgxlab.report import (
+    Number,
+    Report,
+    Table,
+    collect,
+    collect_experiment,
+    collect_job,
+    evidence,
+    overview,
+    page,
+    query,
+    render,
+)
 from dgxlab.store import Store
 from dgxlab.tools import BackendOpsBench, LlamaBench, PerplexityGate
 from tests.journals import CLOCK, THROTTLED, facts, source
@@ -226,6 +238,11 @@ def test_a_gate_that_must_reach_something_else_is_no_result_here(store: Store, l
     assert [row["status"] for row in form(collect(store, "h200"), "gates").rows] == ["passed"]
     assert collect(store, "h200").failures == ()
     Session(store, h200(), C).build().gates(**listed).end()
+    (gates,) = (table for table in overview(store).tables if table.title == "Gates")
+    assert [(row["arm"], str(row["status"])[:6], row["session"]) for row in gates.rows] == [
+        ("h200", "passed", C),
+        ("wrong", "failed", B),
+    ]
     report = collect(store, "wrong")
     assert [row["status"] for row in form(report, "gates").rows] == ["failed"]
     assert [(failure.session, failure.again) for failure in report.failures] == [(B, False)]
