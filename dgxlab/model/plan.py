@@ -297,11 +297,15 @@ class Plan:
 
     @property
     def compared(self) -> tuple[object, ...]:
-        """What a session compares: kind, protocol, arms, models, and each side's model, environment and cells."""
+        """What a session compares: kind, protocol, arms, models, and each side's model, environment and cells.
+
+        An A/B of an experiment against itself is the same as its A/A.
+        """
+        kind = "noise" if self.kind == "ab" and len(self.arms) == 1 else self.kind
         models = [(step.arm, step.model, step.path, step.recipe) for step in self.steps if isinstance(step, ModelStep)]
         sides = [run for chain in self.chains for run in (chain.baseline, chain.candidate)]
         runs = [(run.model, run.env, [cell.key for cell in run.cells]) for run in sides]
-        return self.kind, self.protocol, self.arms, models, runs
+        return kind, self.protocol, self.arms, models, runs
 
     @property
     def digest(self) -> str:

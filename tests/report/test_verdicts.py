@@ -349,6 +349,18 @@ def test_an_invalid_rerun_does_not_replace_a_verdict(store: Store, far: str, end
         assert text in flat(render_page(shown))
 
 
+@pytest.mark.parametrize("kind", ["ab", "noise"])
+def test_an_invalid_a_a_does_not_replace_a_verdict_of_the_same(store: Store, kind: str) -> None:
+    """An A/B of an experiment against itself compares the same."""
+    stock = h200(session=SessionSpec(cycles=CYCLES), bench=STREAM)
+    plan = planning.make_ab(stock, stock, (source(), source()), job_id=A, kind=kind)
+    Session(store, stock, A, host=H200, plan=plan).build().gates().chains(by(1.0)).gates(after=True).end()
+    session_of_two(store, B, bench=STREAM, kind="noise").build().end("cancelled", 130)
+    shown = page(store, query({"form": "verdicts", "experiment": "h200"}))
+    assert "same: 2 of 2 same" in shown.summary
+    assert shown.tables[-1].notes == (f"a newer session {B[-6:]} of the same is invalid: the chain was not begun",)
+
+
 @pytest.mark.parametrize("what", ["gate", "env", "device", "protocol", "kind", "compiler", "file"])
 def test_what_is_invalid_and_new_is_shown(store: Store, what: str) -> None:
     """A gate that failed, and a session that compares something else."""
