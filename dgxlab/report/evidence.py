@@ -21,6 +21,7 @@ from dgxlab.model.reasons import says_not_engaged
 from dgxlab.report.ask import Ask, CellAsk, label, of_session
 from dgxlab.report.records import Conditions, Number, Row, grouped, labels_of, some
 from dgxlab.store import FLAWED, RECORDED, REJECTED, UNCOUNTED
+from dgxlab.tools import BENCHES, metric_label
 
 if TYPE_CHECKING:
     from dgxlab.store import Job, Store
@@ -122,7 +123,7 @@ class Measured:
 
 
 Lost = tuple[RecordRow, tuple[CellAsk, ...]]
-"""A run that does not count as a whole, with the cells that it should have measured; () if its plan cannot be read."""
+"""A run that does not count as a whole, with its cells that do not; () if its plan cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -229,6 +230,8 @@ def find_evidence(store: Store, ask: Ask) -> Evidence:
     device = store.devices(job.job_id)[newest["arm"]]
     valid = [row for row in runs if row["status"] == "valid"]
     measured = tuple(_measured(store, ask, store.proved(valid, ask.markers)))
+    shown = {cell.run["run_id"] for cell in measured}
+    repeated = {row["run_id"] for row in valid if row["flawed"] and row["role"] is None} - shown
     return Evidence(
         ask,
         ask.arm.name,
@@ -239,7 +242,7 @@ def find_evidence(store: Store, ask: Ask) -> Evidence:
         measured,
         {row["gate_digest"]: row for row in (*gates, *checks)},
         tuple(row for row in (*reversed(gates), *reversed(checks)) if row["status"] == "failed"),
-        tuple(_lost(store, [row for row in reversed(runs) if row["reason"]])),
+        tuple(_lost(store, [row for row in reversed(runs) if row["reason"] or row["run_id"] in repeated])),
     )
 
 
@@ -337,20 +340,40 @@ def mean_of(judged: Judged, role: str, metric: str, medians: Mapping[int, float]
 
 
 def _lost(store: Store, runs: Sequence[RecordRow]) -> Iterator[Lost]:
-    """Yield runs, each with the cells of its step that have no number; the step is found by the arguments."""
+    """Yield runs, each with the cells of its step that have no number; the step is found by the arguments.
+
+    A run without a reason was disturbed, and others are shown in its place: it has all of its cells.
+    """
     steps: dict[str, tuple[RunStep, ...]] = {}
     for job_id in {run["job_id"] for run in runs}:
         try:
             steps[job_id] = tuple(store.job(job_id).plan.runs)
         except SpecError:  # the plan is from a dgxlab with other fields: list its runs without cells
             steps[job_id] = ()
+    disturbed = [run["run_id"] for run in runs if not run["reason"]]
+    values, flags = by_run(store, VALUES, disturbed), by_run(store, FLAGS, disturbed)
     for run in runs:
         step = next((step for step in steps[run["job_id"]] if _ran(step, run, json.loads(run["argv"]))), None)
+        asked = [CellAsk(cell, step.model, step.env) for cell in step.cells] if step else []
+        if not run["reason"]:
+            why = [flag["reason"] for flag in flags[run["run_id"]] if flag["hard"]]
+            if told := [text for ask in asked for text in _told(ask, values[run["run_id"]])]:
+                why.append(f"measured {', '.join(some(told))}")
+            yield {**run, "status": "disturbed", "reason": "; ".join(why)}, tuple(asked)
+            continue
         counted = run["status"] == "valid"
         measured = {row["cell"] for row in store.rows(ROWS, (run["run_id"],))} if counted else set()
         status = "refused" if counted else run["status"]
-        asked = [CellAsk(cell, step.model, step.env) for cell in step.cells] if step else []
         yield {**run, "status": status}, tuple(ask for ask in asked if ask.cell.key not in measured)
+
+
+def _told(ask: CellAsk, values: Iterable[RecordRow]) -> Iterator[str]:
+    """Yield what a run measured of a cell, each metric that chains compare: `pp512 2169 t/s`."""
+    for row in values:
+        if row["cell"] == ask.cell.key and row["metric"] in BENCHES[ask.cell.tool].compared:
+            style = units.style(units.metric(row["metric"]), [row["value"]])
+            words = (label(ask.cell), metric_label(ask.cell.tool, row["metric"]), style.value(row["value"]), style.unit)
+            yield " ".join(filter(None, words))
 
 
 def _ran(step: RunStep, run: RecordRow, argv: Sequence[str]) -> bool:

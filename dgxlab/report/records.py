@@ -202,7 +202,7 @@ class Failure:
 
     session: str
     what: str  # the gate, the run with its cells, or "session"
-    status: str  # failed, discarded, refused (in part), lost, cancelled, running, rejected, noted
+    status: str  # failed, discarded, disturbed, refused (in part), lost, cancelled, running, rejected, noted
     reason: str
     again: bool = False  # a later repetition of it counted
     kind: str = "run"  # session, gate or run

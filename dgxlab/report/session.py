@@ -208,7 +208,8 @@ def failed_session(job: Job | None, listed: Iterable[Failure], *, gate_listed: b
         return [Failure(job.job_id, "session", "rejected", job.rejected, kind="session"), *notes]
     if job.state == "done":
         return notes
-    reasons = [failure.reason for failure in listed if failure.session == job.job_id]
+    ends = (failure for failure in listed if failure.status != "disturbed")  # such a run ends nothing
+    reasons = [failure.reason for failure in ends if failure.session == job.job_id]
     if (reasons and job.error in ("", *reasons)) or (gate_listed and job.exit_code == GateFailed.exit_code):
         return notes
     return [Failure(job.job_id, "session", job.state, job.error or ENDS[job.state], kind="session"), *notes]

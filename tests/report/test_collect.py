@@ -88,6 +88,21 @@ def test_a_disturbed_run_counts_only_without_another(store: Store) -> None:
     assert [(flag.labels, flag.hard) for flag in form(report, "single-stream").flags] == [(("tg32",), True)]
 
 
+def test_a_disturbed_run_that_was_repeated_is_listed(store: Store) -> None:
+    """With its hard event and what it measured; it is no reason why a session ended."""
+    session = Session(store, SMALL, A).build().runs(numbers(100.0), flags=[THROTTLED]).runs(numbers(200.0))
+    session.end("cancelled", 130)
+    report = collect_job(store, A)
+    what = "llama-bench q4k: pp512, tg32"
+    why = f"{THROTTLED['reason']}; measured pp512 100.0 t/s, tg32 100.0 t/s"
+    assert [(each.what, each.status, each.reason, each.again) for each in report.failures] == [
+        ("session", "cancelled", "it ended before everything was measured", False),
+        (what, "disturbed", why, True),
+    ]
+    assert f"1 run disturbed (counted later): see dgxlab report {A[-6:]} --wide" in render(report)
+    assert "| disturbed, counted later |" in render(report, wide=True)
+
+
 def test_cells_may_come_from_several_sessions(store: Store) -> None:
     whole(store, A, wanted=lambda model, env, cell: cell.label != "tg32")
     Session(store, h200(), B, wanted=lambda model, env, cell: cell.label == "tg32").build().runs(numbers(7.0)).end()
