@@ -118,14 +118,23 @@ BUSY = ("sh", "-c", "while :; do :; done")
 
 
 @contextmanager
-def busy_processor() -> Iterator[None]:
-    """Have one processor only, as do all programs that are started meanwhile, and a program on it that never rests."""
+def one_processor() -> Iterator[None]:
+    """Have one processor only, as do all programs that are started meanwhile."""
     usable = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(usable)})
-    loop = subprocess.Popen(BUSY)
     try:
         yield
     finally:
-        loop.kill()
-        loop.wait()
         os.sched_setaffinity(0, usable)
+
+
+@contextmanager
+def busy_processor() -> Iterator[None]:
+    """Have `one_processor`, and a program on it that never rests."""
+    with one_processor():
+        loop = subprocess.Popen(BUSY)
+        try:
+            yield
+        finally:
+            loop.kill()
+            loop.wait()

@@ -347,6 +347,9 @@ def _measure(
             missing = outcome.planned - outcome.measured - outcome.reused
             counted = f"{plural(outcome.planned, 'cell')}, {outcome.measured} measured now, {outcome.reused} up to date"
             counted += f", {missing} not measured" if missing else ""
+            if (older := outcome.disturbed - page.disturbed.count(outcome.job_id)) > 0:
+                counted += f", {older} disturbed now: the report has numbers of earlier sessions instead"
+                counted += f" (dgxlab report {outcome.job_id} has these; --again measures all again)"
             if hard := page.disturbed:
                 counted += f", {len(hard)} with a hard event (dgxlab report {max(hard)}; --again measures all again)"
         out.report(page, lambda: report.render(page, wide=wide))

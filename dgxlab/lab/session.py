@@ -37,6 +37,7 @@ class Outcome:
     planned: int = 0  # cells that the experiment names
     reused: int = 0  # cells that were up to date
     measured: int = 0  # cells with a valid run from this job
+    disturbed: int = 0  # those of them whose every run a hard event disturbed
     gates: Sequence[str] = ()  # how each gate ended
     error: DgxlabError | None = None  # the error, None on success
 
@@ -87,20 +88,24 @@ def _once(lab: Lab, host: Host, request: Request, sides: Sequence[Side], watch: 
             noted(watch)(f"session {followed} of the same arms went on without this command: its result is kept")
         return outcome
     measured: set[tuple[str, str]] = set()
+    undisturbed: set[tuple[str, str]] = set()
     gates: list[str] = []
 
     def see(event: events.Event) -> None:
         if isinstance(event, events.RunEvent) and event.status == "valid":
             cells = {result.cell: event.cells[result.cell] for result in event.results}
             # a profile also has a cell for each kernel that it finds, which no plan names
-            measured.update((event.id, key) for key, cell in cells.items() if cell.params.get("kernel", ALL) == ALL)
+            named = {(event.id, key) for key, cell in cells.items() if cell.params.get("kernel", ALL) == ALL}
+            measured.update(named)
+            undisturbed.update(() if event.hard else named)
         elif isinstance(event, events.GateEvent):
             gates.append(event.status)
         watch(event)
 
     error = start_and_follow(lab, host, job, probe, see, request.begun)
     device = next(reversed(lab.store.devices(job.job_id).values()), outcome.device)  # which node it was is known now
-    return replace(outcome, job_id=job.job_id, device=device, measured=len(measured), gates=gates, error=error)
+    outcome = replace(outcome, measured=len(measured), disturbed=len(measured - undisturbed), gates=gates)
+    return replace(outcome, job_id=job.job_id, device=device, error=error)
 
 
 def _behind_others(host: Host, request: Request, sides: Sequence[Side], probe: Probe, watch: Watch) -> Probe:

@@ -16,6 +16,7 @@ from tests.cli.conftest import Project
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 TOY = "experiments/toy.yaml"
+BUSY = "{llama-bench: {model: m, n_prompt: 16, env: {TOY: busy}}}"
 GATE = "| MUL_MAT | CPU | 4/4 | 1 | 4 | passed |"
 
 
@@ -48,8 +49,7 @@ def test_run_again_measures_nothing(measured: Project) -> None:
 
 
 def test_what_has_a_hard_event_is_said_at_the_end(project: Project) -> None:
-    entry = "{llama-bench: {model: m, n_prompt: 16, env: {TOY: busy}}}"
-    project.spec("busy", f"extends: toy.yaml\nbench: [{entry}]\n")
+    project.spec("busy", f"extends: toy.yaml\nbench: [{BUSY}]\n")
     with machines.busy_processor():
         lines = [project.ok("run", "busy").err.splitlines()[-1] for _ in range(2)]
     ends = [
@@ -60,6 +60,22 @@ def test_what_has_a_hard_event_is_said_at_the_end(project: Project) -> None:
         f"1 cell, {counts} up to date" for counts in ("1 measured now, 0", "0 measured now, 1")
     ]
     assert "- **hard event** in every row: " in project.ok(*ends[1][2].split()).out
+
+
+def test_numbers_that_are_older_than_the_run_are_said_to_be(project: Project) -> None:
+    """Where all of it was disturbed, and an earlier session was not."""
+    project.spec("busy", f"extends: toy.yaml\nbench: [{BUSY}]\n")
+    with machines.one_processor():
+        earlier = (project.ok("run", "busy", "--again") for _ in range(10))  # others may use it
+        before = next(ran for ran in earlier if "hard event" not in ran.err)
+    with machines.busy_processor():
+        again = project.ok("run", "busy", "--again")
+    jobs = [re.findall(r"(?m)^job (\S+) runs on local$", ran.err)[0] for ran in (before, again)]
+    assert (f"session {jobs[0]}" in again.out, "hard event" in again.out) == (True, False)
+    disturbed = "1 disturbed now: the report has numbers of earlier sessions instead"
+    mend = f"(dgxlab report {jobs[1]} has these; --again measures all again)"
+    assert f"1 cell, 1 measured now, 0 up to date, {disturbed} {mend}; recorded in" in again.err
+    assert "- **hard event** in every row: " in project.ok("report", jobs[1]).out
 
 
 @pytest.mark.parametrize("folder", ["experiments/deep", ".."])
