@@ -57,6 +57,8 @@ GATES = f"""{MINE} SELECT {OF_GATES} FROM mine JOIN gates USING (job_id, arm, bu
 CHECKS = f"""{MINE} SELECT checks.*, device_id FROM mine JOIN checks USING (job_id, arm, build_id)
              WHERE job_id NOT IN ({REJECTED}) ORDER BY at, check_id"""  # noqa: S608 - our own
 
+GATED = "SELECT 1 FROM gate_list WHERE build_id = ? AND NOT rejected LIMIT 1"
+
 ROWS = "SELECT cell FROM rows WHERE run_id = ?"
 
 VALUES = "SELECT * FROM measurements WHERE run_id IN ({}) ORDER BY run_id, cell, metric"
@@ -140,6 +142,7 @@ class Evidence:
     gates: Mapping[str, RecordRow] = field(default_factory=dict)  # the newest of each expected gate, by its digest
     failed: tuple[RecordRow, ...] = ()  # every failed gate, newest first, parity gates before others
     lost: tuple[Lost, ...] = ()  # newest first
+    gated: bool = True  # whether any gate ran on the build, for any experiment
 
     @property
     def experiment(self) -> str:
@@ -159,8 +162,10 @@ class Evidence:
         lost = [run for run, asks in reversed(self.lost) if not asked.isdisjoint(ask.identity for ask in asks)]
         return [*lost, *(cell.run for cell in self.measured)]
 
-    def older(self, cells: Sequence[Measured]) -> Iterator[str]:
-        """Yield a note for each gate that has failed since these cells were measured."""
+    def doubts(self, cells: Sequence[Measured]) -> Iterator[str]:
+        """Yield a note if no gate ran, and for each gate that has failed since these cells were measured."""
+        if not self.gated:
+            yield "no gate checked this build"
         for gate in self.gates.values():
             before = [label(cell.ask.cell) for cell in cells if cell.run["at"] < gate["at"]]
             if before and gate["status"] == "failed":
@@ -243,6 +248,7 @@ def find_evidence(store: Store, ask: Ask) -> Evidence:
         {row["gate_digest"]: row for row in (*gates, *checks)},
         tuple(row for row in (*reversed(gates), *reversed(checks)) if row["status"] == "failed"),
         tuple(_lost(store, [row for row in reversed(runs) if row["reason"] or row["run_id"] in repeated])),
+        any(ask.markers.values()) or bool(store.rows(GATED, (newest["build_id"],))),
     )
 
 

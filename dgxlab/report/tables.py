@@ -301,7 +301,7 @@ def _measured_table(form: Form, title: str, cells: Sequence[Measured], evidence:
         shown.append(Column("of_ceiling", CEILING, numeric=True))
         rows = [{**row, "of_ceiling": share} for row, share in zip(rows, shares, strict=True)]
     source, conditions = origin_of(evidence, cells), range_of(cell.conditions for cell in cells)
-    about, notes = (source, common(others), conditions, flags(evidence, cells)), tuple(evidence.older(cells))
+    about, notes = (source, common(others), conditions, flags(evidence, cells)), tuple(evidence.doubts(cells))
     return Table(form.name, title, tuple(shown), tuple(rows), *about, notes=notes)
 
 

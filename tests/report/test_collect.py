@@ -263,6 +263,15 @@ def test_a_gate_that_must_reach_something_else_is_no_result_here(store: Store, l
     assert [(failure.session, failure.again) for failure in report.failures] == [(B, False)]
 
 
+def test_numbers_that_no_gate_checked_say_so(store: Store) -> None:
+    """Until one of another experiment has checked the same build."""
+    Session(store, SMALL, A).build().runs(numbers(100.0)).end()
+    assert form(collect(store, "h200"), "single-stream").notes == ("no gate checked this build",)
+    assert "\n- no gate checked this build\n" in render(collect_job(store, A))
+    Session(store, h200(name="other"), B).build().gates().end()
+    assert form(collect(store, "h200"), "single-stream").notes == ()
+
+
 def test_numbers_from_before_a_gate_failed_say_so(store: Store) -> None:
     whole(store, A)
     failed = {"passed": 1101, "status": "failed", "rc": 1, "reasons": ["2 of 1103 cases failed"]}
