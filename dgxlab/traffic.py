@@ -7,6 +7,7 @@ trace, a measured copy) or inferred; an inferred one may be wrong, so the gate n
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Union
@@ -27,16 +28,20 @@ class Input:
 
 
 class _Inputs:
-    """The inputs of one kernel; `used` are those read so far. A missing one is assumed to be the default, if given."""
+    """The inputs of one kernel; `used` are those read so far. A missing one is assumed to be the default, if given.
+
+    One without a default is in `missing`, with an example of its value, which is used in its place.
+    """
 
     def __init__(self, known: Mapping[str, Input]) -> None:
         self._known = dict(known)
         self.used: dict[str, Input] = {}
+        self.missing: dict[str, str] = {}
 
-    def number(self, name: str, default: float | None = None, origin: str = "") -> float:
+    def number(self, name: str, default: float | None = None, origin: str = "", example: str = "1") -> float:
         if name not in self._known and default is not None:
             self._known[name] = Input(f"{default:g}", False, origin)
-        value = self._take(name)
+        value = self._take(name, example)
         try:
             number = float(value)
         except ValueError:
@@ -49,15 +54,16 @@ class _Inputs:
         """Return the bytes of a value of the type that an input names, scales counted: 4 of F32, 0.5625 of Q4_0."""
         if name not in self._known and default is not None:
             self._known[name] = Input(default, False, origin)
-        value = str(self._take(name)).upper()
+        value = str(self._take(name, "F32")).upper()
         if value not in BLOCKS:
             raise UsageError(f"{name} {value} is no type of ggml: {', '.join(BLOCKS)}", next="dgxlab bytes --help")
         block, size = BLOCKS[value]
         return size / block
 
-    def _take(self, name: str) -> Union[float, str]:
+    def _take(self, name: str, example: str) -> Union[float, str]:
         if name not in self._known:
-            raise UsageError(f"{name} is not known", next=f"{AGAIN} with --given or --assume {name}=VALUE")
+            self.missing[name] = example
+            return example
         self.used[name] = self._known[name]
         return self._known[name].value
 
@@ -72,7 +78,7 @@ def _product(inputs: _Inputs) -> Parts:
 
 def _grouped_product(inputs: _Inputs) -> Parts:
     m, k, tokens = (inputs.number(name) for name in ("m", "k", "tokens"))
-    experts, used = inputs.number("experts"), inputs.number("used")
+    experts, used = inputs.number("experts", example="256"), inputs.number("used")
     # what uniform routing touches on average; a skewed router touches fewer
     touched = experts * (1 - (1 - used / experts) ** tokens)
     touched = inputs.number("touched", touched, "uniform routing")
@@ -169,14 +175,21 @@ def decide(kernel: str, known: Mapping[str, Input], *, gain: float = _GAIN) -> D
             the minimum, so that an input must be wrong.
     """
     if kernel not in _KERNELS:
-        raise UsageError(f"no bytes are known for {kernel!r}: {', '.join(_KERNELS)}", next="dgxlab bytes --help")
+        near = difflib.get_close_matches(kernel.lower(), _KERNELS, n=1)
+        others = f"; did you mean {near[0]}?" if near else f": {', '.join(_KERNELS)}"
+        raise UsageError(f"no bytes are known for {kernel!r}{others}", next="dgxlab bytes --help")
     if not 1 < gain < float("inf"):
         raise UsageError(f"the wanted gain must be above 1, not {gain:g}", next="dgxlab bytes --help")
     inputs = _Inputs(known)
     parts = _KERNELS[kernel](inputs)
-    us, peak = inputs.number("us"), inputs.number("peak")
+    us, peak = (inputs.number(name, example="1e6") for name in ("us", "peak"))  # so large that no floor is above us
     if strange := [name for name in known if name not in inputs.used]:
-        raise UsageError(f"{kernel} has no {strange[0]!r}; it has {', '.join(inputs.used)}", next="dgxlab bytes --help")
+        has = ", ".join([*inputs.used, *inputs.missing])
+        raise UsageError(f"{kernel} has no {strange[0]!r}; it has {has}", next="dgxlab bytes --help")
+    if missing := inputs.missing:
+        message = f"{kernel} needs {', '.join(missing)}: with --given what was read or measured, else with --assume"
+        options = " ".join(f"--assume {name}={example}" for name, example in missing.items())
+        raise UsageError(message, next=f"{AGAIN} with {options}")
     moved = sum(parts.values())
     floor_us = moved / peak / 1e3
     if us < floor_us:

@@ -168,7 +168,8 @@ def as_typed(text: str) -> str:
 def _without(option: Sequence[str], words: Iterable[str]) -> Iterator[str]:
     """Yield the words of a command but an option and its value, if `option` gives it another value."""
     name, value = option if len(option) == 2 else ("", "")
-    key = f"{value.partition('=')[0]}=" if name == "--set" else ""  # which gives each key a value of its own
+    # which give each key a value of its own
+    key = f"{value.partition('=')[0]}=" if name in ("--set", "--assume") else ""
     rest = iter(words)
     for word in rest:
         if name and word == name:

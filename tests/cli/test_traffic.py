@@ -1,11 +1,15 @@
 """dgxlab bytes: a verdict about a kernel that is not written yet."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dgxlab import synth
 from dgxlab.model import SyntheticModel
+from dgxlab.traffic import _KERNELS
 
 
 def test_a_model_gives_the_geometry_and_a_missing_type_is_an_assumption(dgxlab: Any, tmp_path: Path) -> None:
@@ -21,3 +25,18 @@ def test_a_model_gives_the_geometry_and_a_missing_type_is_an_assumption(dgxlab: 
     assert "unknown" in ran.out
     assert "type" in ran.err
     assert dgxlab("bytes", "copy", "--given", "values").rc == 2
+
+
+@pytest.mark.parametrize("kernel", _KERNELS)
+def test_all_that_is_missing_is_named_in_a_command_that_works(dgxlab: Any, kernel: str) -> None:
+    refused = dgxlab("bytes", kernel, "--assume", "us=50")
+    again = shlex.split(refused.next)[1:]
+    assert again[:4] == ["bytes", kernel, "--assume", "us=50"]
+    ran = dgxlab(*again)
+    assert ran.rc == 5
+    assert ran.out.startswith(f"{kernel}: unknown\n")
+    assert dgxlab(*again[:-2]).next == refused.next  # one alone is missing, and the others stay
+
+
+def test_a_misspelt_kernel(dgxlab: Any) -> None:
+    assert dgxlab("bytes", "MUL_MAT").error.endswith("; did you mean mul_mat?")
