@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typer import Argument, Option
 from dgxlab.cli import _complete
 from dgxlab.cli._app import JOB, WideOption, Workspace
 from dgxlab.cli._out import Out, plural
-from dgxlab.errors import CheckFailed, SpecError, UsageError, access, edit
+from dgxlab.errors import AGAIN, CheckFailed, SpecError, UsageError, access, command, edit
 from dgxlab.project import first_command
 
 if TYPE_CHECKING:
@@ -77,7 +78,8 @@ def report(  # noqa: PLR0913, PLR0917 - each is an option
     named = names or []
     if history is not None:
         if form not in (None, Form.history) or cells is not None:
-            raise UsageError("--history is a form, with its cells", next="dgxlab report --history pp512")
+            other = "--cells" if form in (None, Form.history) else "--form"
+            raise UsageError("--history is a form, with its cells", next=f"{AGAIN} without {other}")
         form, cells = Form.history, history
     words = {"baseline": baseline, "host": host, "model": model, "cells": cells}
     words["source" if form == "published" else "published"] = published
@@ -91,13 +93,20 @@ def report(  # noqa: PLR0913, PLR0917 - each is an option
             raise UsageError("--sessions writes whole sessions", next="dgxlab report --sessions sessions")
         elif sessions:
             _pages(opened, named, sessions, out)
-        elif plots and (html or form not in (None, Form.serving, Form.history, Form.tries) or not (named or form)):
-            whole = f"dgxlab report {named[0]} --plots {plots}" if named else "dgxlab sessions"
+        elif plots and html:
+            raise UsageError("--html writes a page with the pictures in it", next=f"{AGAIN} without --plots")
+        elif plots and (form not in (None, Form.serving, Form.history, Form.tries) or not (named or form)):
+            whole = command("dgxlab", "report", named[0], "--plots", plots) if named else "dgxlab sessions"
             raise UsageError("--plots draws a whole report, or --form serving, history or tries", next=whole)
         elif given and not form:
             raise UsageError(f"--{next(iter(given))} narrows a form", next="dgxlab report --form ops")
         else:
-            shown = _form(opened, form.value, named, given, wide) if form else _whole(opened, named, wide)
+            try:
+                shown = _form(opened, form.value, named, given, wide) if form else _whole(opened, named, wide)
+            except UsageError as error:
+                error.message = error.message.replace("form=", "--form ")  # as documents have it
+                error.next = error.next or "dgxlab report --help"
+                raise
             shown.give(out, plots, html)
 
 
@@ -140,12 +149,10 @@ def _form(opened: Store, form: str, named: Sequence[str], given: Mapping[str, st
     from dgxlab import report as reports
 
     words = {"form": form, **_subject(opened, form, named, given), **given}
-    try:
-        wanted = reports.query(words)
-    except UsageError as error:
-        error.next = error.next or "dgxlab report --help"
-        raise
-    page = reports.page(opened, wanted)
+    if form == "history" and not {"cells", "session"} & words.keys():
+        _, label = _newest(opened, named)
+        raise UsageError("--form history needs --cells", next=f"{AGAIN} with {command('--cells', label)}")
+    page = reports.page(opened, reports.query(words))
 
     def figures() -> Iterator[tuple[str, Any]]:
         from dgxlab.plots import history, serving, tries
@@ -189,12 +196,18 @@ def _subject(opened: Store, form: str, named: Sequence[str], given: Mapping[str,
 
 def _whole(opened: Store, named: Sequence[str], wide: bool) -> _Shown:
     from dgxlab import report as reports
+    from dgxlab.report.ask import job_of_arm
 
     if not named:
         latest = reports.overview(opened)
         return _Shown(latest, lambda: reports.render_overview(latest), lambda: ())
     if len(named) > 1:
-        raise UsageError("several names are side by side in a form", next="dgxlab report --form single-stream")
+        for name in named:
+            if not _session(opened, name):
+                job_of_arm(opened, name)
+        form, _ = _newest(opened, named)
+        message = f"a whole report is of one name: with --form, tables set {' and '.join(named)} side by side"
+        raise UsageError(message, next=f"{AGAIN} with --form {form}")
     session = _session(opened, named[0])
     page = reports.collect_job(opened, session) if session else reports.collect(opened, named[0])
 
@@ -215,6 +228,20 @@ def _session(opened: Store, name: str) -> str | None:
     if known or not name:
         return name if {"job_id": name} in known else None
     return opened.named(name) if opened.job_ids(name) else None
+
+
+def _newest(opened: Store, named: Sequence[str]) -> tuple[str, str]:
+    """Return the form and the name of the cell that was measured last, of these experiments and sessions or any."""
+    from dgxlab.tools import BY_FORM
+
+    rows = opened.rows(
+        """SELECT tool, label FROM measurements WHERE status = 'valid'
+           AND (:names = '[]' OR EXISTS (SELECT 1 FROM json_each(:names) WHERE value IN (arm, job_id)))
+           ORDER BY at DESC LIMIT 1""",
+        {"names": json.dumps(named)},
+    )
+    forms = {tool: form for form, tool in BY_FORM.items()}
+    return (forms[rows[0]["tool"]], rows[0]["label"]) if rows else ("single-stream", "pp512")
 
 
 # -- pages of sessions -------------------------------------------------------------------------------------------------

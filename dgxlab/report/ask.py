@@ -131,7 +131,7 @@ def _check(wanted: Query) -> None:
     if wanted.cells and wanted.form == "imported" and not wanted.file:
         raise UsageError("cells are of a file")
     if wanted.form == "history" and not wanted.cells:
-        raise UsageError("form=history needs cells", next="dgxlab report --history pp512")
+        raise UsageError("form=history needs cells")
     if not (wanted.experiment or wanted.session or wanted.form in WITHOUT_NAMES):
         either = " or session" if "session" in KEYS[wanted.form] else ""
         raise UsageError(f"form={wanted.form} needs experiment{either}")

@@ -94,19 +94,14 @@ def test_one_form(measured: Project) -> None:
 @pytest.mark.parametrize(
     ("args", "error"),
     [
-        ("toy toy2", "several names are side by side in a form"),
         ("toy --model m", "--model narrows a form"),
-        ("toy --form gates --model m", "form=gates takes no key 'model'"),
+        ("toy --form gates --model m", "--form gates takes no key 'model'"),
         ("toy toy --form ops", "experiment names 'toy' twice"),
         ("--form verdicts", "no session has a verdict yet"),
         ("--plots x", "--plots draws a whole report"),
         ("toy --form ops --plots x", "--plots draws a whole report"),
         ("--form ops --sessions x", "--sessions writes whole sessions"),
-        ("--history pp16 --form ops", "--history is a form, with its cells"),
-        ("--history pp16 --cells tg4", "--history is a form, with its cells"),
-        ("--form history", "form=history needs cells"),
         ("toy --html x --sessions y", "--sessions writes whole sessions"),
-        ("toy --html x --plots y", "--plots draws a whole report"),
         ("--check plan.md --html x", "--check takes documents and nothing else"),
         ("--update", "--update needs a document"),
         ("--check plan.md --form ops", "--check takes documents and nothing else"),
@@ -119,12 +114,39 @@ def test_what_does_not_go_together(measured: Project, args: str, error: str) -> 
     assert ran.error.startswith(error)
 
 
+@pytest.mark.parametrize(
+    ("args", "error", "mend"),
+    [
+        ("toy --form history --plots x", "--form history needs --cells", "{} --cells 'pp16 tg4 B4'"),
+        ("toy --html x --plots y", "--html writes a page with the pictures in it", "toy --html x"),
+        ("--history pp16 --form ops", "--history is a form, with its cells", "--history pp16"),
+        ("--history pp16 --cells tg4", "--history is a form, with its cells", "--history pp16"),
+    ],
+)
+def test_the_next_command_keeps_what_was_asked_for(measured: Project, args: str, error: str, mend: str) -> None:
+    """Names and options stay, and the command works as printed."""
+    refused = measured.run("report", *args.split())
+    assert (refused.rc, refused.error, refused.next) == (2, error, f"dgxlab report {mend.format(args)}")
+    assert measured.run(*shlex.split(refused.next)[1:]).rc == 0
+
+
+def test_several_names_need_a_form(project: Project) -> None:
+    with Store.open(project.folder / "results.db") as store:
+        held(store)
+    refused = project.run("report", "h200", "w4a16", "--wide")
+    assert refused.error == "a whole report is of one name: with --form, tables set h200 and w4a16 side by side"
+    assert refused.next == "dgxlab report h200 w4a16 --wide --form single-stream"
+    assert "| w4a16 |" in project.ok(*shlex.split(refused.next)[1:]).out
+    misspelt = project.run("report", "h200", "w4a")
+    assert misspelt.error.endswith("results.db has no session of an experiment 'w4a'; there is 'w4a16'")
+
+
 def test_the_next_command_names_no_file_of_another_project(project: Project) -> None:
     with Store.open(project.folder / "results.db"):
         pass
     assert project.run("report", "--update").next == "dgxlab report --update plans/*.md"
     ran = project.run("report", "--form", "gates")
-    assert (ran.error[-42:], ran.next) == ("has no session with results for form=gates", "dgxlab run --help")
+    assert (ran.error[-44:], ran.next) == ("has no session with results for --form gates", "dgxlab run --help")
 
 
 def test_a_form_alone_is_of_what_ran_last_with_such_numbers(measured: Project, tmp_path: Path) -> None:
@@ -145,8 +167,8 @@ def test_a_form_alone_is_of_what_ran_last_with_such_numbers(measured: Project, t
         again = measured.ok("report", "--form", form, *record, *(("--host", "local") if form == "concurrency" else ()))
         assert again.out.replace(f" {shlex.join(record)}", "") == text
     here = ("report", "--form", "concurrency", *record, "--host")
-    assert measured.run(*here, "none").error.endswith("has no session with results for form=concurrency on 'none'")
-    assert measured.run("report", "--form", "profile").error.endswith("has no session with results for form=profile")
+    assert measured.run(*here, "none").error.endswith("has no session with results for --form concurrency on 'none'")
+    assert measured.run("report", "--form", "profile").error.endswith("has no session with results for --form profile")
 
 
 def test_verdicts_alone_are_the_newest_that_are_not_invalid(project: Project) -> None:
