@@ -208,11 +208,13 @@ def readable_experiments(note: Callable[[str], None]) -> list[Experiment]:
 
 
 def find_spec(spec: str) -> Path:
-    path = Path(spec)
-    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1 or path.is_file():
-        return spec_at(path)
     from dgxlab.spec.resolve import label
 
+    path, experiments = Path(spec), label(root() / "experiments")
+    if path.name == "hosts.yaml":
+        raise SpecError(f"{spec} is about hosts, and no experiment", next=command("ls", "-R", experiments))
+    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1 or path.is_file():
+        return spec_at(path)
     known = specs(root())
     if named := [label(file) for file in known.get(spec, [])]:
         if len(named) > 1:
@@ -222,9 +224,8 @@ def find_spec(spec: str) -> Path:
         return path
     if mend := or_init(""):
         raise SpecError(f"no experiment {spec!r}: {root()} is no project, and {mend} makes one", next=mend)
-    folder = label(root() / "experiments")
     near = "".join(f"; there is {name!r}" for name in difflib.get_close_matches(spec, known, n=1))
-    raise SpecError(f"{folder} has no experiment {spec!r}{near}", next=command("ls", "-R", folder))
+    raise SpecError(f"{experiments} has no experiment {spec!r}{near}", next=command("ls", "-R", experiments))
 
 
 def connect(name: str) -> Host:

@@ -93,7 +93,7 @@ def _spec(path: Path, tree: Node) -> ExperimentSpec:
     try:
         return ExperimentSpec.model_validate_json(text)
     except ValidationError as error:
-        mend = command("dgxlab", "plan", resolve.label(path))
+        mend = ""
         for wrong in error.errors():
             if wrong["loc"] == ("llama_cpp", "pin") and wrong["type"] == "value_error" and wrong["input"]:
                 mend = command("dgxlab", "pin", wrong["input"])  # a tag or the beginning of an id: it prints the id
@@ -101,14 +101,14 @@ def _spec(path: Path, tree: Node) -> ExperimentSpec:
 
 
 def _experiment(path: Path, tree: Node) -> Experiment:
-    spec, next_command = _spec(path, tree), command("dgxlab", "plan", resolve.label(path))
+    spec = _spec(path, tree)
     session = plain(tree).get("session", {})
     if problems := [locate(tree, loc, text) for loc, text in checks.check(spec, session)]:
-        refuse(problems, next=next_command)
+        refuse(problems)
     absolute = resolve.absolute_path(path)
     record = spec.record(str(absolute), str(project.root(absolute)))
     if problems := [locate(tree, loc, text) for loc, text in checks.held_out(record)]:
-        refuse(problems, next=next_command)
+        refuse(problems)
     changed = resolve.changed_gates(tree)
     gates = (
         replace(gate, overridden=True) if place in changed and isinstance(gate, ParityGate) else gate

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, NoReturn
 
 from pydantic import ValidationError
 
-from dgxlab.errors import SpecError
+from dgxlab.errors import SpecError, edit
 
 Scalar = str | int | float | bool | None
 Loc = tuple[str | int, ...]  # the place of a value in the tree: keys and list positions, from the top
@@ -52,12 +52,17 @@ class Problem:
 
 
 def refuse(problems: Sequence[Problem], *, next: str = "") -> NoReturn:
-    """Raise one SpecError for all problems: the message is the first by line; `details` lists all if several."""
+    """Raise one SpecError for all problems: the message is the first by line; `details` lists all if several.
+
+    Without `next` it opens the file that the first is in.
+    """
     ordered = sorted(problems, key=lambda problem: (problem.mark.source, problem.mark.line or 0))
     lines = list(dict.fromkeys(str(problem) for problem in ordered))
     if len(lines) > _MAX_LISTED:
         lines[_MAX_LISTED:] = [f"... and {len(lines) - _MAX_LISTED} more"]
-    raise SpecError(lines[0], next=next, details="\n".join(lines) if len(lines) > 1 else "")
+    source, line = ordered[0].mark
+    mend = next or ("" if line is None else edit(source))
+    raise SpecError(lines[0], next=mend, details="\n".join(lines) if len(lines) > 1 else "")
 
 
 def fail(mark: Mark, loc: Loc, text: str) -> NoReturn:
@@ -120,6 +125,19 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; known: {', '.join(names.values())}" if 0 < len(names) <= 12 else ""
 
 
+def elsewhere(tree: Node, key: str) -> str:
+    """Return the end of a message about a misplaced key of --set: its path if the files have it once, or ""."""
+    places = [loc for loc, node in _below(tree) if loc[-1] == key and node.mark != SET]
+    return f"; did you mean {'.'.join(map(str, places[0]))}?" if len(places) == 1 else ""
+
+
+def _below(node: Node, loc: Loc = ()) -> Iterator[tuple[Loc, Node]]:
+    value = node.value
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ()):
+        yield (*loc, key), item
+        yield from _below(item, (*loc, key))
+
+
 _WANTED = {
     "string_type": "text",
     "int_type": "a whole number",
@@ -153,7 +171,8 @@ def explain(error: ValidationError, tree: Node, schema: Mapping[str, Any]) -> li
         is_key = detail["loc"][-1:] == ("[key]",)
         loc: Loc = detail["loc"][:-1] if is_key else detail["loc"]
         if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-            text = f"unknown key{nearest(str(loc[-1]), _known_keys(schema, loc[:-1]))}"
+            other = elsewhere(tree, str(loc[-1])) if locate(tree, loc, "").mark == SET else ""
+            text = f"unknown key{other or nearest(str(loc[-1]), _known_keys(schema, loc[:-1]))}"
         else:
             text = str(detail.get("ctx", {}).get("error", detail["msg"])) if is_key else _sentence(detail)
         problem = locate(tree, loc, text)

@@ -63,6 +63,7 @@ def test_names_that_the_source_does_not_have_are_told_before_a_build(project: Pr
     [
         ("run experiments/toyy.yaml", 9, "no such file; did you mean toy.yaml?"),
         ("run experiments", 9, "is not a regular file"),
+        ("run hosts.yaml", 9, "hosts.yaml is about hosts, and no experiment"),
         (f"run {TOY} --host dgx", 9, "host dgx is not known"),
         (f"run {TOY} --set nonsense", 9, "is not key=value"),
         (f"run {TOY} --set gates=[]", 9, "no gate can be removed"),

@@ -171,7 +171,7 @@ def test_an_error_names_the_file_that_wrote_the_value() -> None:
         "middle.yaml:5: session.cycles: must be at least 2, not 1",
         'x.yaml:5: env.B: must be text, not 2: quote it: "2"',
     ]
-    assert error.next == "dgxlab plan x.yaml"
+    assert error.next == "${EDITOR:-vi} base.yaml"
 
 
 # -- --set
@@ -235,6 +235,9 @@ def test_a_gate_that_must_reach_what_the_file_says_is_not_marked() -> None:
         ("sesion.cycles=3", "--set: sesion: unknown key; did you mean session?"),
         ("session.cycels=3", "--set: session.cycels: unknown key; did you mean cycles?"),
         ("bench.0.backend-ops.wher={m: 1}", "--set: bench[0].backend-ops.wher: unknown key; did you mean where?"),
+        ("n_gen=3", "--set: n_gen: unknown key; did you mean bench.1.llama-bench.n_gen?"),
+        ("bench.1.n_gen=3", "--set: bench[1].n_gen: unknown key; did you mean bench.1.llama-bench.n_gen?"),
+        ("model=q4k", "--set: model: unknown key; did you mean models?"),
         ("models.q4.path=/x", "--set: models.q4: no such model; did you mean q4k?"),
         ("bench.9.llama-bench.n_gen=1", "--set: bench.9: bench is a list of 3: say its place, counted from 0"),
         ("bench.llama-bench.n_gen=1", "--set: bench.llama-bench: bench is a list of 3"),

@@ -211,7 +211,7 @@ def test_all_errors_of_a_spec_are_listed_by_line() -> None:
         'x.yaml:5: env.A: must be text, not 1: quote it: "1"',
         "x.yaml:6: env.PATH: cannot be set: it is the host's own: hosts.yaml has path_prepend and root",
     ]
-    assert error.next == "dgxlab plan x.yaml"
+    assert error.next == "${EDITOR:-vi} x.yaml"
 
 
 def test_very_many_errors_are_cut_off() -> None:
@@ -275,7 +275,7 @@ def test_flags_are_no_commands(flags: str) -> None:
 def test_the_next_command_is_safe_to_type() -> None:
     with pytest.raises(SpecError) as caught:
         load(write("nome: x\nllama_cpp: {}\n", "a;id.yaml"))
-    assert caught.value.next == "dgxlab plan 'a;id.yaml'"
+    assert caught.value.next == "${EDITOR:-vi} 'a;id.yaml'"
 
 
 @pytest.mark.parametrize(
