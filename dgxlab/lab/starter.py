@@ -69,7 +69,9 @@ def init(folder: Path, kind: Kind) -> list[str]:
     Raises UsageError if it is in a project already, or has a file that would be written.
     """
     if there := next((above for above in (folder, *folder.parents) if is_marked(above)), None):
-        raise UsageError(f"{there} is a project already", next=command("ls", "-A", there))
+        plans = [path for files in specs(there).values() for path in files]
+        mend = command("dgxlab", "plan", plans[0]) if plans else command("ls", "-A", there)
+        raise UsageError(f"{there} is a project already", next=mend)
     words = {**kind.words, "candidate": kind.candidate}
     texts = {**_texts("init/all", words), **_texts(f"init/{kind.folder}", words), MARKER: ""}
     if (folder / _AGENTS).exists():  # its owner's own, which may say more

@@ -104,6 +104,7 @@ def test_nothing_is_written_over(empty: Path, dgxlab: Run, monkeypatch: pytest.M
         monkeypatch.chdir(folder)
         ran = dgxlab("init")
         assert (ran.rc, ran.error) == (2, f"{empty} is a project already")
+        assert ran.next == f"dgxlab plan {empty}/experiments/one-thread.yaml"
 
 
 @pytest.mark.parametrize(
