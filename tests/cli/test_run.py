@@ -198,6 +198,16 @@ def test_what_was_not_measured_is_not_called_measured(project: Project) -> None:
     project.ok(*ran.next.split()[1:])
 
 
+def test_a_gate_that_only_expects_another_count_leads_to_its_spec(project: Project) -> None:
+    """Where a case has failed, or --set has the count, it leads to the output as ever."""
+    gate = "gates: [backend-ops: {op: MUL_MAT, backend: CPU, expect: 5/5}]"
+    path = project.spec("count", f"extends: toy.yaml\n{gate}\n")
+    ran = project.run("gate", path)
+    assert (ran.rc, ran.next) == (5, f"${{EDITOR:-vi}} {project.folder / path}")
+    for setting in ("env.TOY=wrong", "gates.0.backend-ops.expect=3/3"):
+        assert project.run("gate", path, "--set", setting).next.startswith("dgxlab logs ")
+
+
 @pytest.mark.parametrize(
     ("args", "rc"),
     [
