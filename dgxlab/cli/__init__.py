@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+import re
 import sys
+from itertools import takewhile
 from pathlib import Path
 
 import typer
 from typer import Option
+from typer.exceptions import TyperException
 
 from dgxlab.cli import (
     host,
@@ -28,7 +32,7 @@ from dgxlab.cli import (
 )
 from dgxlab.cli._app import App, DbOption
 from dgxlab.cli._out import Format, FormatOption, Out, QuietOption, show_error
-from dgxlab.errors import AGAIN, DgxlabError, Interrupted, UsageError, access
+from dgxlab.errors import AGAIN, DgxlabError, Interrupted, UsageError, access, command
 
 
 def schema(output: Path | None = Option(None, "--output", "-o", help="Write here instead of stdout.")) -> None:
@@ -81,6 +85,22 @@ for _name, _group in {
     app.add_typer(_group, name=_name)
 
 
+def _as_ours(refused: TyperException) -> UsageError:
+    """Return an error of typer's about the command line in our own form."""
+    text = refused.format_message()
+    if text.startswith("Usage: "):  # a group without a command: its help
+        typer.echo(text, err=True)
+        sys.exit(refused.exit_code)
+    text = f"{text[0].lower()}{text[1:]}".rstrip(".").replace(" Value error, ", " ")  # pydantic's words
+    said, is_none, known = text.partition(" is not one of ")
+    if near := difflib.get_close_matches(said.rpartition(": ")[2].strip("'"), re.findall("'([^']*)'", known), n=1):
+        text = f"{said}{is_none}its values; did you mean {near[0]}?"
+    if context := getattr(refused, "ctx", None):
+        return UsageError(text, next=f"{context.command_path} --help")
+    words = takewhile(lambda word: not word.startswith("-"), sys.argv[1:])
+    return UsageError(text, next=command("dgxlab", *words, "--help"))
+
+
 def _version(value: bool) -> None:
     if value:
         from dgxlab import __version__
@@ -100,9 +120,12 @@ def _top(
 
 
 def main() -> None:
-    """Run the program; a DgxlabError becomes one sentence and its exit code."""
+    """Run the program; a DgxlabError, and one of typer's, becomes one sentence and its exit code."""
     try:
-        app(prog_name="dgxlab")
+        try:
+            sys.exit(app(prog_name="dgxlab", standalone_mode=False))
+        except TyperException as refused:
+            raise _as_ours(refused) from refused
     except DgxlabError as error:
         show_error(error)
         sys.exit(error.exit_code)
