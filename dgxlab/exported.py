@@ -192,7 +192,7 @@ def _json(path: Path, tools: Sequence[Exported]) -> None:
     rows = [row for each in tools for row in each.rows if "pl" in row and row["requests"]]
     if len({tuple(row[name] for name in ("model", "arm", "build_id", "device_id", "env")) for row in rows}) != 1:
         message = "json is llama-benchy's format, of one model, build and device of a server; *.jsonl takes several"
-        raise UsageError(message, next=f"{AGAIN} with --job SESSION")
+        raise UsageError(message, next="dgxlab sessions")
     report = clients.benchy(rows, f"dgxlab {__version__}", time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime()))
     path.write_text(json.dumps(report, indent=2), encoding="utf-8")
 

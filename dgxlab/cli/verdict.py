@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from dgxlab.cli._app import FailOnOption
 from dgxlab.cli._out import Out, plural
-from dgxlab.errors import CheckFailed, UsageError, access
+from dgxlab.errors import CheckFailed, UsageError, access, command
 from dgxlab.units import change, interval
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ def verdict(
     from dgxlab import stats
 
     if holm and screen:
-        raise UsageError("--holm corrects intervals, and a screen has none", next="dgxlab verdict FILE --screen")
+        mend = command("dgxlab", "verdict", file, "--screen")
+        raise UsageError("--holm corrects intervals, and a screen has none", next=mend)
     defaults = {key: value for key, value in (("drift_limit", drift_limit), ("noise", noise)) if value is not None}
     lines: dict[int, Line] = {}
     results: dict[int, Verdict] = {}

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dgxlab import series, stats
-from dgxlab.errors import AGAIN, BuildFailed, ConditionsError, GateFailed, RemoteError, UsageError
+from dgxlab.errors import AGAIN, BuildFailed, ConditionsError, GateFailed, RemoteError, UsageError, command
 from dgxlab.judgement import gate_name, recorded
 from dgxlab.judgement.verdicts import Judged, doubts
 from dgxlab.model import Session, Source
@@ -88,7 +88,8 @@ def find(tries: Sequence[RecordedTry], text: str) -> RecordedTry:
     if len(fits) != 1:
         ids = "\n".join(each.try_id for each in fits)
         message = f"{len(fits)} tries are called {text!r}" if fits else f"no try is called {text!r}"
-        mend = f"{AGAIN} with --of BASELINE" if fits else "dgxlab tries list"
+        several = len({each.baseline for each in fits}) > 1
+        mend = f"{AGAIN} with {command('--of', fits[0].baseline)}" if several else "dgxlab tries list"
         raise UsageError(message, next=mend, details=ids)
     return fits[0]
 

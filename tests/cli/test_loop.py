@@ -365,11 +365,15 @@ def test_nothing_is_tried_that_no_gate_can_clear(new: Loop) -> None:
 
 def test_a_number_of_several_ledgers_needs_a_baseline() -> None:
     rows: list[Any] = [
-        SimpleNamespace(number=1, try_id=f"20261120-120301-{name}") for name in ("one-3f2a9c", "two-a0c67b")
+        SimpleNamespace(number=1, baseline=name[:3], try_id=f"20261120-120301-{name}")
+        for name in ("one-3f2a9c", "two-a0c67b", "two-b1d78c")
     ]
-    with pytest.raises(UsageError, match="2 tries are called '1'") as refused:
+    with pytest.raises(UsageError, match="3 tries are called '1'") as refused:
         tries.find(rows, "1")
-    assert refused.value.next == "run the same command again with --of BASELINE"
+    assert refused.value.next == "run the same command again with --of one"
+    with pytest.raises(UsageError, match="2 tries are called '1'") as refused:
+        tries.find(rows[1:], "1")
+    assert refused.value.next == "dgxlab tries list"
     assert tries.find(rows, "a0c67b") is rows[1]
 
 

@@ -141,8 +141,9 @@ def test_screen(judged: Any, dgxlab: Any, tmp_path: Path) -> None:
     assert (with_noise["ci_pct"], with_noise["promoted"]) == (None, False)
     ran = dgxlab("verdict", write(tmp_path, bracket), "--screen", "--noise", "0.006")
     assert ran.out.startswith("line 1: screen: faster, +4.48 %; ")
-    refused = dgxlab("verdict", write(tmp_path, bracket), "--screen", "--holm")
-    assert (refused.rc, refused.next) == (2, "dgxlab verdict FILE --screen")
+    file = write(tmp_path, bracket)
+    refused = dgxlab("verdict", file, "--screen", "--holm")
+    assert (refused.rc, refused.next) == (2, f"dgxlab verdict {file} --screen")
 
 
 def test_fail_on(dgxlab: Any, tmp_path: Path) -> None:

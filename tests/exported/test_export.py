@@ -203,8 +203,9 @@ def test_only_one_server_makes_a_report(store: Store, tmp_path: Path) -> None:
     served = collect(store, "llama-server")
     for of in ("model", "arm", "device_id"):
         other = replace(served, rows=(*served.rows, {**served.rows[0], of: "other"}))
-        with pytest.raises(UsageError, match="json is llama-benchy's format"):
+        with pytest.raises(UsageError, match="json is llama-benchy's format") as refused:
             write(tmp_path / "two.json", [other])
+        assert refused.value.next == "dgxlab sessions"
 
 
 def test_a_server_as_a_table(store: Store, tmp_path: Path) -> None:
