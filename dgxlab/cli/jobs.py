@@ -15,7 +15,7 @@ from dgxlab.cli import _complete
 from dgxlab.cli._app import JOB, Workspace, connect, experiment
 from dgxlab.cli._out import Format, Out, clean, plural, table, write_bytes
 from dgxlab.cli.run import raise_for_verdicts
-from dgxlab.errors import AGAIN, DgxlabError, HostError, JobLost, RemoteError, SpecError, UsageError, command
+from dgxlab.errors import AGAIN, DgxlabError, HostError, JobLost, RemoteError, SpecError, UsageError, command, one_line
 from dgxlab.units import duration, size
 
 if TYPE_CHECKING:
@@ -45,11 +45,12 @@ def jobs(
     workspace: Workspace,
     out: Out,
 ) -> None:
-    """List jobs of the host and the record, and finish them.
+    """List a host's jobs, and record the end of your own.
 
     Example: dgxlab jobs
     """
     from dgxlab.lab.jobs import elsewhere, settle
+    from dgxlab.store import alias
 
     name = host or "local"
     connected = connect(name)
@@ -59,8 +60,9 @@ def jobs(
             settle(lab, connected, None, lambda event: None)
             known = {job.job_id: job for job in lab.store.jobs()}
     of_host = {job.job_id: job for job in connected.jobs()}
-    ours = {job_id for job_id, job in known.items() if job.host == name}  # the host may have had another name then
-    rows, texts = [], []
+    # what has ended and is gone is in `dgxlab sessions`; the host may have had another name then
+    ours = {job_id for job_id, job in known.items() if job.host == name and not job.ended}
+    rows, texts, reasons = [], [], []
     for job_id in sorted({*of_host, *ours}):
         on_host, job = of_host.get(job_id), known.get(job_id)
         either = job or of_host[job_id]
@@ -78,10 +80,10 @@ def jobs(
             "why": (job and job.error) or (on_host.slurm or on_host.cause if on_host else away) or waits,
         }
         rows.append(row)
-        shown = {**row, "age": duration(age_s)}  # the job's id has its name already
-        columns = ("job", "host", "kind", "age", "on_host", "recorded", "why")
-        texts.append({column: str(shown[column]) for column in columns})
-    out.result(rows, lambda: clean(table(texts)) if texts else "no jobs")
+        shown = {**row, "job": alias(job_id), "age": duration(age_s)}
+        texts.append({key: str(shown[key]) for key in ("job", "name", "kind", "age", "on_host", "recorded")})
+        reasons += [one_line(f"{alias(job_id)}: {row['why']}")] if row["why"] else []
+    out.result(rows, lambda: "\n".join([clean(table(texts)), *reasons]) if texts else "no jobs")
 
 
 def attach(job: _RunningArgument = None, host: _WhereOption = None, *, workspace: Workspace, out: Out) -> None:

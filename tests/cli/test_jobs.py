@@ -84,7 +84,7 @@ def test_cancel_ends_the_job_and_keeps_what_it_measured(project: Project) -> Non
     assert child.stderr
     while "S_PP" not in (line := child.stderr.readline()):
         assert line
-    job = project.run("jobs", "-q").out.splitlines()[-1].split()[0]
+    job = project.json("jobs", "-q")[-1]["job"]
     cancelled = project.run("cancel", job)
     assert (cancelled.rc, cancelled.out, cancelled.err) == (0, f"job {job}: cancelled\n", "")
     out, err = child.communicate(timeout=60)
@@ -150,9 +150,9 @@ def test_jobs_that_another_record_knows(measured: Project, tmp_path: Path, hold:
     assert (row["on_host"], row["recorded"], row["name"], row["kind"]) == ("running", "not here", "slow", "run")
     assert 0 <= row["age_s"] < 60
     header, *lines = measured.run("jobs").out.splitlines()
-    assert header.split() == ["job", "host", "kind", "age", "on_host", "recorded", "why"]
-    (line,) = [line.split() for line in lines if line.startswith(job)]
-    assert (line[:3], line[-3:]) == ([job, "local", "run"], ["running", "not", "here"])
+    assert header.split() == ["job", "name", "kind", "age", "on_host", "recorded"]
+    (line,) = [line.split() for line in lines if line.startswith(job[-6:])]
+    assert (line[:3], line[-3:]) == ([job[-6:], "slow", "run"], ["running", "not", "here"])
     for command in ("attach", "cancel"):
         unknown = measured.run(command, job)
         assert (unknown.rc, unknown.out) == (2, "")
@@ -245,6 +245,7 @@ def test_a_job_below_another_root_is_not_lost(
         project.hosts.write_text(f"before: {{local: true, root: {root}}}\n")
         hold.unlink()
         assert project.ok("attach", job, "--host", "before").out.startswith(f"# Session {job}\n")
+        assert project.ok("jobs").out == "no jobs\n"
     assert listed(project, job)["recorded"] == "done"
 
 
@@ -254,6 +255,7 @@ def test_another_users_job_is_listed_while_it_measures(measured: Project) -> Non
     row = listed(measured, theirs)
     assert (row["on_host"], row["recorded"]) == ("elsewhere", "not here")
     assert row["why"].startswith(f"measures, below another root: job {theirs} of bob, since ")
+    assert f"\nabc123: {row['why']}\n" in measured.ok("jobs").out
     for command in ("attach", "cancel"):
         assert measured.run(command, theirs, "--host", "local").error.startswith(f"no job begins with {theirs!r} ")
     lock.release()

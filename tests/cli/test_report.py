@@ -358,14 +358,13 @@ def test_a_terminal_shows_the_same_words_and_numbers(measured: Project, columns:
     assert [number for number in numbers if not re.search(rf"(?<![\d.]){re.escape(number)}(?![\d.])", shown)] == []
 
 
-def test_a_narrow_terminal_stacks_rows(measured: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_narrow_terminal_stacks_rows(measured: Project) -> None:
     """No line is wider than the terminal, and a row has a line for each of its cells."""
-    monkeypatch.setenv("HOME", str(tmp_path))  # without the jobs of other tests
-    for args in (("report", "toy"), ("jobs",)):
+    for args in (("report", "toy"), ("sessions",)):
         assert max(map(len, uncoloured(on_a_terminal(measured, 40, *args)).splitlines())) <= 40, args
-    lines = on_a_terminal(measured, 40, "jobs").splitlines()
-    assert [line.split()[0] for line in lines] == ["job", "host", "kind", "age", "on_host", "recorded"]
-    assert len(on_a_terminal(measured, 200, "jobs").splitlines()) == 2
+    lines = on_a_terminal(measured, 40, "sessions").splitlines()
+    assert [line.split()[0] for line in lines] == ["session", "begun", "kind", "name", "host", "runs", "outcome"]
+    assert len(on_a_terminal(measured, 200, "sessions").splitlines()) == 2
 
 
 @pytest.mark.parametrize(("env", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
