@@ -248,8 +248,7 @@ def _aside(table: Table, *, wide: bool) -> tuple[tuple[str, ...], tuple[str, ...
     """Return the columns that name a row, and the columns whose texts become notes beneath the table."""
     names, texts = ASIDE.get(table.form, ((), ()))
     if wide:
-        limits = any(column.key == "asked" for column in table.columns)  # a parity gate's are in columns of their own
-        texts = (*texts, *["env"] * limits, *DETAILS) if table.form == "gates" else ()
+        texts = (*texts, "env", *DETAILS) if table.form == "gates" else ()
     return names, texts
 
 

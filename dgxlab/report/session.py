@@ -93,8 +93,12 @@ class ChainSession:
 
     def gate_tables(self) -> list[Table]:
         """Return the tables of the gates of both arms."""
-        gates = self._gates()
-        leads = [{"arm": step.arm, "when": _when(step), "env": env_text(step.env)} for step, _ in gates]
+        gates, arms = self._gates(), {arm.name: arm.env for arm in self.plan.arms}
+        notes = tuple(f"{arm}: env {env_text(env)}" for arm, env in arms.items() if env)
+        leads = [  # with what a gate's environment has besides
+            {"arm": step.arm, "when": _when(step), "env": env_text(dict(step.env.items() - arms[step.arm].items()))}
+            for step, _ in gates
+        ]
         engaged = [
             {"arm": arm.name, "when": "during", **row}
             for arm in filter(None, (self.baseline, self.candidate))
@@ -107,7 +111,8 @@ class ChainSession:
             source = provenance(self.baseline, [self.job.job_id], models)
             candidate = provenance(self.candidate, [self.job.job_id], models) if self.candidate else None
             shown = (*columns("arm when"), *heads)
-            results.append(Table("gates", title, shown, tuple(rows), source, kind="session", candidate=candidate))
+            about = (title, shown, tuple(rows), source)
+            results.append(Table("gates", *about, kind="session", notes=notes, candidate=candidate))
         return results
 
     def failures(self) -> list[Failure]:

@@ -220,13 +220,13 @@ def gate_rows(
     checks: list[tuple[LaunchedGate | None, Row]] = [(None, row) for row in engaged]
     for ((gate, env), row), lead in zip(gates, leads or [{}] * len(gates), strict=True):
         if isinstance(gate, ParityGate):
-            parity.append((gate, {**lead, **_parity_row(gate, row)}))
+            parity.append((gate, {**_parity_row(gate, env, row), **lead}))
         else:
-            checks.append((gate, {**lead, **_check_row(gate, env, row)}))
+            checks.append((gate, {**_check_row(gate, env, row), **lead}))
     for title, every, shown in (("Gates", PARITY_COLUMNS, parity), (MODEL_GATES, CHECK_COLUMNS, checks)):
         rows = [row for _, row in shown]
         # optional columns such as environments only if some row has a value
-        optional = ("env", "engaged") if every is PARITY_COLUMNS else [column.key for column in every]
+        optional = ("env", "engaged", "flaky") if every is PARITY_COLUMNS else [column.key for column in every]
         kept = [each for each in every if each.key not in optional or any(row.get(each.key) for row in rows)]
         if rows:
             yield title, [gate for gate, _ in shown if gate], tuple(kept), rows
@@ -237,11 +237,11 @@ def status_of(gate: Mapping[str, Any]) -> str:
     return f"{gate['status']}{CHANGED if gate['overridden'] else ''}"
 
 
-def _parity_row(asked: ParityGate, gate: Mapping[str, Any] | None) -> Row:
-    row: dict[str, Value] = {"op": asked.what, "backend": asked.backend, "status": "not run"}
+def _parity_row(asked: ParityGate, env: Mapping[str, str], gate: Mapping[str, Any] | None) -> Row:
+    row: dict[str, Value] = {"op": asked.what, "backend": asked.backend, "env": env_text(env), "status": "not run"}
     if asked.engaged:
         verb = "was" if gate and gate["status"] in ("passed", "flaky") else "must be"
-        row["engaged"] = f"{asked.engaged!r} {verb} on stderr" + (f" with {env_text(asked.env)}" if asked.env else "")
+        row["engaged"] = f"{asked.engaged!r} {verb} on stderr"
     if gate is None:
         return row
     counts = [units.MISSING if gate[key] is None else str(gate[key]) for key in ("passed", "total")]
@@ -250,7 +250,6 @@ def _parity_row(asked: ParityGate, gate: Mapping[str, Any] | None) -> Row:
         expected = f"{gate['total']}, recorded here"
     return {
         **row,
-        "env": env_text(json.loads(gate["env"])),
         "count": "/".join(counts),
         "passed": gate["passed"],
         "total": gate["total"],

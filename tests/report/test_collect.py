@@ -211,7 +211,7 @@ def test_a_rejected_session_does_not_say_that_nothing_was_run(store: Store) -> N
 def test_a_gate_that_was_not_run_says_so(store: Store) -> None:
     Session(store, h200(), A).build().runs().end()
     (row,) = form(collect(store, "h200"), "gates").rows
-    assert dict(row) == {"op": "MUL_MAT", "backend": "CUDA0", "status": "not run"}
+    assert dict(row) == {"op": "MUL_MAT", "backend": "CUDA0", "env": "", "status": "not run"}
 
 
 def test_gates_tell_recorded_expected_and_flaky_apart(store: Store) -> None:
