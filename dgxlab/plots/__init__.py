@@ -330,6 +330,8 @@ def _panel(axes: Axes, chart: Chart, metric: str) -> None:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:g}"))
         axes.yaxis.set_minor_locator(NullLocator())
     else:
+        axes.update_datalim([(xs[0], 0.0)])  # so that the margin above is a share of the whole axis
+        axes.autoscale_view()
         axes.set_ylim(bottom=min(0.0, low))
         axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
 
