@@ -129,6 +129,8 @@ class _Shown:
             from dgxlab import plots as drawing
 
             pictures = [drawing.write(figure, plots / f"{name}.png") for name, figure in self.figures()]
+            if not pictures:
+                out.note("nothing to draw: pictures are of chains that have ended, and of tables with several sizes")
         links = "".join(f"\n![{path.stem}]({quote(str(path))})\n" for path in pictures)
         out.report(self.value, lambda: self.markdown() + links)
 

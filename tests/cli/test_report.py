@@ -194,6 +194,9 @@ def test_pictures_are_linked_below(measured: Project) -> None:
     links = re.findall(r"(?m)^!\[(\S+)\]\(my%20pictures/(\S+)\)$", ran.out)
     assert [stem for stem, _ in links] == ["toy-ops", "toy-concurrency"]
     assert all((measured.folder / "my pictures" / name).read_bytes().startswith(b"\x89PNG") for _, name in links)
+    measured.ok("gate", "toy")
+    ran = measured.ok("report", measured.json("sessions")[-1]["session"], "--plots", "none")
+    assert (ran.err.removeprefix(measured.where)[:17], "![" in ran.out) == ("nothing to draw: ", False)
 
 
 def test_a_document_is_filled_and_then_current(measured: Project, plan: Path) -> None:
