@@ -125,8 +125,10 @@ def test_first_source_that_has_it_wins(clone: Path, pin: str, cache: PinCache, t
     lines: list[str] = []
     cache.ensure(pin, [str(tmp_path / "nowhere"), str(clone), "pypi:nothing"], lines.append)
     assert content(cache, pin) == "second"
-    asked = [line for line in lines if line.startswith("fetching")]
-    assert asked == [f"fetching {pin[:12]} from {source}" for source in (tmp_path / "nowhere", clone)]
+    nowhere = tmp_path / "nowhere"
+    first, why, second = lines[:3]
+    assert [first, second] == [f"fetching {pin[:12]} from {source}" for source in (nowhere, clone)]
+    assert why.startswith(f"{nowhere}: neither a git URL, ")
     lines.clear()
     cache.ensure(pin, [], lines.append)
     assert lines == []
