@@ -30,6 +30,7 @@ class Lines:
         # of the job that is shown
         self._sources: dict[str, Source] = {}  # by arm
         self._counts: set[tuple[str, str]] = set()  # trees and gates whose counts are recorded
+        self._models: set[tuple[str, str]] = set()  # names and paths of those told: each arm has them all
 
     def of(self, event: Any) -> list[str]:
         """Return the lines to print for an event, [] for most."""
@@ -43,12 +44,13 @@ class Lines:
             case "lock" if event.state == "unwatched":
                 return [f"the lock file {event.path} is neither read nor signed: {event.owner}"]
             case "job":
-                self._sources, self._counts = {}, set()
+                self._sources, self._counts, self._models = {}, set(), set()
             case "build":
                 self._sources[event.arm] = event.source
                 how = "reused" if event.reused else f"built in {duration(event.seconds)}"
                 return [f"build {event.build_id} of {event.arm}: {how}"]
-            case "model":
+            case "model" if (event.name, event.path) not in self._models:
+                self._models.add((event.name, event.path))
                 return [f"model {event.name}: {event.path}, {size(event.size)}"]
             case "gate":
                 return [_gate(event, max(self._arms, len(self._sources)) > 1, records=self._records(event))]

@@ -147,7 +147,7 @@ class Bar:
         text = TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True))  # what is cut
         columns = (SpinnerColumn(), text, BarColumn(10), MofNCompleteColumn(), TimeElapsedColumn())
         self.progress = Progress(*columns, console=self.console, transient=True, expand=True)
-        self.task = self.progress.add_task("waiting for the job", total=None)
+        self.task = self.progress.add_task("waiting", total=None)
         self.lines = Lines(arms)
 
     def show(self, event: Any) -> None:

@@ -317,6 +317,15 @@ def test_whose_count_is_recorded_is_said_once(journal: Journal, recorded: list[b
         assert [line.endswith("; recorded as what to expect from now on") for line in lines] == recorded
 
 
+def test_a_model_of_both_arms_is_told_once() -> None:
+    shown = Lines()
+    for _ in range(2):  # a search shows several jobs
+        events = Journal(plan("J")).job().model().model().model(path="/other.gguf").events
+        lines = [line for event in events for line in shown.of(read(event))]
+        paths = ["/home/me/.dgxlab/models/tiny.gguf", "/other.gguf"]
+        assert lines == [f"model tiny: {path}, 1.00 MiB" for path in paths]
+
+
 @pytest.mark.parametrize(
     ("state", "path", "owner", "lines"),
     [
@@ -336,6 +345,7 @@ def test_waiting_is_said(state: str, path: str, owner: str, lines: list[str]) ->
 
 def test_the_bar_of_a_job_that_waits_says_so() -> None:
     bar = Bar()
+    assert [task.description for task in bar.progress.tasks] == ["waiting"]  # of `plan` too, which has no job
     for state, words in (("waiting", "waiting for the device"), ("building", "waiting for another build")):
         bar.show(StepEvent(id="run:0", kind="run", state="started"))
         bar.show(LockEvent(state=state, path="/l", owner="job J of alice"))
