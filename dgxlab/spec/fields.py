@@ -231,6 +231,7 @@ _Part = Annotated[float, Field(gt=0, lt=1)]
 Share = Annotated[
     _Part, BeforeValidator(_share, json_schema_input_type=_Part | Annotated[str, Field(pattern="^ *[0-9.]+ *%? *$")])
 ]
+Half = Annotated[Share, _must(lambda value: value <= 0.5, "must be at most 50%, or 0.5")]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Whole = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Percent = Annotated[int, Field(ge=0, le=100)]

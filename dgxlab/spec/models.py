@@ -133,7 +133,7 @@ SessionSpec = Annotated[
         effect=fields.Share,
         cycles=Annotated[int, Field(ge=2, le=100)],
         thermal=Literal["hot", "cold"],
-        drift_limit=Annotated[float, Field(gt=0, le=0.5)],
+        drift_limit=fields.Half,
         block_minutes=Annotated[float, Field(gt=0, le=1440)],
     ),
 ]

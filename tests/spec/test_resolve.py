@@ -29,6 +29,7 @@ SEED_1 = SyntheticModel(seed=1)
         ("cmake: {X: true}\n", "cmake", {"GGML_CUDA": "ON", "CMAKE_CUDA_ARCHITECTURES": "121", "X": "ON"}),
         ("session: {thermal: cold}\n", "session", Session(6, "cold")),
         ("session: {effect: 5%}\n", "session", Session(effect=0.05)),
+        ("session: {drift_limit: 25%}\n", "session", Session(cycles=6, drift_limit=0.25)),
         ("series: [c]\n", "series", ("c",)),
         ("series: []\n", "series", ()),
         ("llama_cpp: {sources: [/src]}\n", "sources", ("/src",)),
