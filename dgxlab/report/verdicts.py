@@ -59,7 +59,7 @@ from dgxlab.tools import metric_label
 if TYPE_CHECKING:
     from dgxlab.store import Job, Store
 
-PREFIX = {"ab": "", "screen": "screen: ", "noise": "A/A: "}
+PREFIX = {"ab": "", "screen": "screen: ", "noise": "A/A "}
 """By kind of session, the prefix of its verdicts, so that they are not mistaken for those of an A/B."""
 
 

@@ -24,7 +24,7 @@ from dgxlab.report import (
     render,
     render_page,
 )
-from dgxlab.report.cells import layout
+from dgxlab.report.cells import OUTCOME, layout
 from dgxlab.store import Store
 from dgxlab.tools import LlamaBench
 from tests.journals import CAPPED, CLOCK, THROTTLED, source
@@ -269,6 +269,14 @@ def test_an_aa_session_gives_its_baselines_number(store: Store) -> None:
         assert [row["noise_pct"], row["noise_floor_pct"]] == percent
         assert percent[0] < percent[1]
         assert report.summary.endswith("; noise {:.2f} %; noise floor {:.2f} %".format(*percent))
+        word, outcome = judged.verdict.verdict, OUTCOME.match(str(row["verdict"]))
+        assert (row["verdict"], outcome and outcome[1]) == (f"A/A {word}", word)
+
+
+def test_an_ab_of_an_arm_and_itself_is_called_an_aa(store: Store) -> None:
+    stock = h200(bench=STREAM, session=SessionSpec(cycles=CYCLES))
+    Session(store, stock, A, plan=planning.make_ab(stock, stock, (source(), source()), job_id=A)).save()
+    assert collect_session(store, A).title.endswith(": A/A of h200 against itself")
 
 
 def test_an_arm_that_differs_in_name_alone_has_its_own_number(store: Store) -> None:
