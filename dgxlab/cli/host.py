@@ -156,7 +156,8 @@ def clean(
         cleaned = use_case.clean(lab, host, candidates, notes(out))
     lines = [one_line(f"{each.item.kind} {each.item.name} stays: {each.kept}") for each in cleaned.kept]
     freed = size(sum(item.bytes for item in cleaned.removed))
-    out.result(cleaned, "\n".join([*lines, f"removed {plural(len(cleaned.removed), 'thing')}, {freed}"]))
+    removed = f"removed {plural(len(cleaned.removed), 'thing')}, {freed}" if cleaned.removed else "nothing removed"
+    out.result(cleaned, "\n".join([*lines, removed]))
 
 
 def doctor(
