@@ -169,7 +169,7 @@ def describe_outlook(outlook: Outlook, experiment: model.Experiment) -> str:
             {
                 "cell": " ".join(filter(None, (claim.model, claim.label, metric(claim.metric).label))),
                 "noise floor": percent(claim.floor),
-                "MDE": percent(claim.mde),
+                "detectable": percent(claim.mde),
                 "cycles": str(claim.needed or _NEVER),
                 "measured by": claim.session,
             }
@@ -178,7 +178,7 @@ def describe_outlook(outlook: Outlook, experiment: model.Experiment) -> str:
         needed = f"{_NEVER} cycles, which no session has"
         if outlook.needed is not None:
             needed = _session(outlook.needed, outlook.seconds_needed)
-        lines += ["", table(rows, right=("noise floor", "MDE", "cycles"))]
+        lines += ["", table(rows, right=("noise floor", "detectable", "cycles"))]
         lines += ["", length(outlook), f"needed for {effect}: {needed}"]
     if outlook.unknown:
         lines += ["", f"no noise floor: {', '.join(outlook.unknown)}"]

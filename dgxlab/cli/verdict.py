@@ -156,5 +156,6 @@ def _sentence(line: Line, result: Verdict) -> str:
         parts[-1] += f" ({100 * result.confidence:.4g} %: {interval(result.ci)} %)"
         if result.verdict == "same" and result.same_ci:
             parts[-1] += f", equivalence interval {interval(result.same_ci)} %"
-        parts.append(f"{result.valid_cycles} of {plural(result.cycles, 'cycle')}, MDE {100 * result.mde:.2f} %")
+        parts.append(f"{result.valid_cycles} of {plural(result.cycles, 'cycle')}")
+        parts.append(f"smallest detectable effect {100 * result.mde:.2f} %")
     return f"{', '.join(parts)}; {'; '.join(result.reasons)}"

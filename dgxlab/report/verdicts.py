@@ -326,7 +326,7 @@ def _columns(kind: str, rows: Sequence[Mapping[str, Value]]) -> list[Column]:
         Column("promoted", "promoted") if kind == "ab" else None,
         Column("confidence", "confidence", numeric=True) if kind != "screen" else None,
         Column("same", "equivalence interval (%)", numeric=True) if any(row["same"] for row in rows) else None,
-        Column("mde", "MDE (%)", numeric=True) if kind != "screen" else None,
+        Column("mde", "detectable (%)", numeric=True) if kind != "screen" else None,
         Column("cycles", "cycles", numeric=True),
         Column("noise", "noise (%)", numeric=True) if any(row["noise"] for row in rows) else None,
         Column("noise_floor", "noise floor (%)", numeric=True) if kind != "screen" else None,
@@ -386,7 +386,7 @@ def _because(group: Sequence[Claim], kind: str) -> Iterator[VerdictReasons]:
     groups = grouped(((row.verdict.verdict, reasons(row.verdict)), row) for row in group)
     for (verdict, why), rows in groups.items():
         mdes = sorted(row.verdict.mde for row in rows if row.verdict.mde is not None)
-        mde = (f"MDE {_ends(mdes)} %",) if verdict == "inconclusive" and mdes else ()
+        mde = (f"smallest detectable effect {_ends(mdes)} %",) if verdict == "inconclusive" and mdes else ()
         yield VerdictReasons(PREFIX[kind] + verdict, labels_of([row.label for row in rows], len(group)), (*why, *mde))
 
 

@@ -54,7 +54,8 @@ def test_one_json_verdict_a_line(judged: Any) -> None:
 def test_lines_for_people(dgxlab: Any, tmp_path: Path) -> None:
     ran = dgxlab("verdict", write(tmp_path, {**FASTER, "name": "pp\x1b[31m512"}, "", "{}"))
     assert ran.out.splitlines() == [
-        "pp512: faster, +3.03 % (99 %: +2.48 to +3.58 %), 8 of 8 cycles, MDE 0.67 %; the 99 % interval lies above 0",
+        "pp512: faster, +3.03 % (99 %: +2.48 to +3.58 %), 8 of 8 cycles, "
+        "smallest detectable effect 0.67 %; the 99 % interval lies above 0",
         "line 3: invalid; line 3: it lacks 'a'",
     ]
     assert (ran.rc, ran.err) == (0, "")
