@@ -29,6 +29,7 @@ Begun = Callable[[str], None] | None
 INTENT_S = 1800.0
 """A job intended this recently that is not on its host may still be submitted by another command: on a bad connection,
 retries take ten minutes of pauses plus the connection timeouts."""
+_FOLLOWING = "still runs: following it; options such as --again and --wait are for a new job"
 _STARTS = 3
 """Max submits of a job that stays staged: on a busy host the agent may start more slowly than one call waits."""
 
@@ -211,7 +212,7 @@ def settle(lab: Lab, host: Host, subject: str | None, watch: Watch) -> str:
                 record_end(lab.store, job.job_id, None)
                 continue
         if mine and status.state in LIVE:
-            noted(watch)(f"job {job.job_id} of this experiment still runs: following it")
+            noted(watch)(f"job {job.job_id} of this experiment {_FOLLOWING}")
         if status.state == "absent":
             if not _may_come(job):
                 record_end(lab.store, job.job_id, None)
@@ -301,7 +302,7 @@ def join(lab: Lab, host: Host, subject: str, sides: Sequence[Side], probe: Probe
         plan, text = (known.plan, known.plan_json) if known else retry.again(host, fetch, noted(watch))
         if [arm.source for arm in plan.arms] == [side.source for side in sides]:
             lab.store.intend(plan, host.name, staged=text)
-            noted(watch)(f"job {job_id} of this experiment was started elsewhere and still runs: following it")
+            noted(watch)(f"job {job_id} of this experiment was started elsewhere and {_FOLLOWING}")
             _follow_quietly(lab, host, job_id, watch)
             return job_id
     return ""
