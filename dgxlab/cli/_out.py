@@ -16,7 +16,7 @@ from typing import Annotated, Any, TextIO
 
 from typer import Option
 
-from dgxlab.errors import AGAIN, UNSEEN, DgxlabError, escaped, one_line
+from dgxlab.errors import AGAIN, UNSEEN, DgxlabError, Interrupted, escaped, one_line
 
 CONTROL = rf"(?:\x1b\[|\x9b)[0-9;?]*[ -/]*[@-~]|{UNSEEN}"
 """A regex of what could control a terminal or change the order of shown text; compiled at the first output."""
@@ -135,10 +135,11 @@ def table(rows: Sequence[Mapping[str, str]], *, right: Collection[str] = ()) -> 
 
 
 def show_error(error: DgxlabError) -> None:
-    """Print an error to stderr: its sentence, its details, the next command."""
+    """Print an error to stderr: its sentence, its details, the next command. That the user stopped it is none."""
     details = error.details.splitlines()
     known = int(bool(details) and details[0] in error.message)  # the sentence may contain the first detail
-    lines = [f"error: {one_line(error.message)}", *(f"  {line}" for line in details[known:])]
+    mark = "" if isinstance(error, Interrupted) else "error: "
+    lines = [f"{mark}{one_line(error.message)}", *(f"  {line}" for line in details[known:])]
     lines = [*map(as_typed, lines), *([f"next: {one_line(as_typed(error.next))}"] if error.next else [])]
     _write(sys.stderr, clean("\n".join(lines)))
 

@@ -52,7 +52,7 @@ def listed(project: Project, job: str, *args: object) -> dict[str, Any]:
 def test_ctrl_c_leaves_the_job_running(project: Project, hold: Path) -> None:
     child = project.spawn("run", slow(project))
     job, err = interrupt(child)
-    stopped = f"error: stopped watching; job {job} goes on, and dgxlab cancel {job} ends it"
+    stopped = f"stopped watching; job {job} goes on, and dgxlab cancel {job} ends it"
     how_to_go_on = [stopped, f"next: dgxlab attach {job}"]
     assert (child.returncode, err.splitlines()[-2:]) == (130, how_to_go_on)
     row = listed(project, job)
@@ -64,10 +64,11 @@ def test_ctrl_c_leaves_the_job_running(project: Project, hold: Path) -> None:
     os.killpg(attached.pid, signal.SIGINT)
     out, err = attached.communicate(timeout=60)
     assert (attached.returncode, out, err.splitlines()[-2:]) == (130, "", how_to_go_on)
-    again = project.spawn("run", "experiments/slow.yaml")
+    again = project.spawn("run", "experiments/slow.yaml", "--again", "--wait", "0")
     assert again.stderr
     while f"job {job} of this experiment " not in (line := again.stderr.readline()):
         assert line
+    assert line.endswith(" still runs: following it; options such as --again and --wait are for a new job\n")
     hold.unlink()
     out, err = again.communicate(timeout=60)
     assert (again.returncode, "2 cells, 0 measured now, 2 up to date" in err) == (0, True)
@@ -90,9 +91,9 @@ def test_cancel_ends_the_job_and_keeps_what_it_measured(project: Project) -> Non
     out, err = child.communicate(timeout=60)
     assert child.returncode == 130
     assert "| 32.0 | " in out
-    assert f"error: job {job} was cancelled\nnext: dgxlab run experiments/slow.yaml\n" in err
+    assert f"\njob {job} was cancelled\nnext: dgxlab run experiments/slow.yaml\n" in err
     attached = project.run("attach", job)
-    assert (attached.rc, attached.error) == (130, f"job {job} was cancelled")
+    assert (attached.rc, attached.err.splitlines()[0]) == (130, f"job {job} was cancelled")
     assert f"- **session {job[-6:]}** cancelled: " in attached.out
     for host in ([], ["--host", "local"]):
         again = project.ok("cancel", job, *host)
@@ -296,7 +297,7 @@ def test_ctrl_c_before_a_job_is_said_too(project: Project, tmp_path: Path) -> No
     os.killpg(child.pid, signal.SIGINT)
     out, err = child.communicate(timeout=60)
     assert (child.returncode, out, "Traceback" in err) == (130, "", False)
-    assert err.endswith("error: stopped\nnext: dgxlab run experiments/toy.yaml\n")
+    assert err.endswith("\nstopped\nnext: dgxlab run experiments/toy.yaml\n")
 
 
 def test_jobs_that_the_record_does_not_know(measured: Project) -> None:
