@@ -54,7 +54,7 @@ def _collect(store: Store, title: str, asks: Sequence[Ask], job: Job | None) -> 
     failures = [failure for arm in arms for failure in _failures(arm)]
     gate_listed = any(job and row["job_id"] == job.job_id for arm in arms for row in arm.failed)
     unfinished = job is not None and not job.ended and job.state != "lost"
-    default = "the session has not ended" if unfinished else "not measured"
+    default = "the session has not ended" if unfinished else ""
     if job and job.rejected and asks[0].session is not None:  # its gates and runs do not count, but there were some
         return Report(title, asks[0].hypothesis, (), (), tuple(failed_session(job, failures, gate_listed=gate_listed)))
     return Report(

@@ -350,7 +350,7 @@ def _sources(table: Table) -> Iterator[tuple[object, _Note]]:
         origin = side.provenance
         tree = f"tree {origin.tree[:12]}{' (working tree)' * origin.dirty}"
         facts = [
-            f"session {', '.join(origin.sessions) or units.MISSING}",
+            *([f"session {', '.join(origin.sessions)}"] if origin.sessions else []),
             f"host {origin.host} · backend {origin.backend}",
             f"pin {origin.pin[:12]} · {tree} · build {origin.build_id or units.MISSING}",
             "series " + (", ".join(map(str, origin.series)) or "none"),

@@ -193,7 +193,7 @@ class Missing:
     tool: str
     model: str
     labels: tuple[str, ...]
-    reason: str
+    reason: str  # "" if no run of them was begun
 
 
 @dataclass(frozen=True)
