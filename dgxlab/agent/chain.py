@@ -140,9 +140,8 @@ class ChainRunner:
         cycle, why = list(flaws.items())[-1]
         (why, *_) = chains.flaws_of_runs(comparison, self._runs).get(cycle, [why])
         kind = GateFailed if self._failed and self._failed.status == "discarded" else ConditionsError
-        return kind(
+        return kind(  # its verdicts have the reason of every cycle
             f"{step.id} ({step.baseline.tool}) gives no verdict{of}: {count}; cycle {cycle}: {why}",
-            details="\n".join(f"cycle {cycle}: {why}" for cycle, why in flaws.items()),
             next=self._bench.log(self._failed.raw["stderr"].path) if self._failed else AGAIN,
         )
 

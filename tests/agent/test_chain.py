@@ -309,14 +309,11 @@ def test_a_chain_that_can_no_longer_count_stops(
     words = f"{counts} cycles count and 3 are needed; cycle {cycle}: candidate {cycle} {reason}"
     assert error.message == f"chain:0 (llama-bench) gives no verdict: {words}"
     assert error.next == (AGAIN if outcome.flags else f"dgxlab logs J raw/chain:0-candidate-{cycle}.err")
-    last = world.of(ChainEvent)[-1]
-    assert (last.state, len(error.details.splitlines())) == ("done", last.cycle - last.valid)
+    assert (world.of(ChainEvent)[-1].state, error.details) == ("done", "")
 
 
 def test_the_error_names_one_flaw_of_the_last_cycle(world: World) -> None:
     error = world.chain({"baseline|candidate": Outcome(flags=(SHARED,))})
-    (last,) = error.details.splitlines()[-1:]
-    assert last.count(SHARED.reason) == 3
     assert error.message.endswith(f"cycle 4: baseline 3 {SHARED.reason}")
 
 
