@@ -116,8 +116,7 @@ class _Shown:
 
     value: Any
     markdown: Callable[[], str]
-    figures: Callable[[], Iterable[tuple[str, Any]]]
-    """Draws its pictures, as matplotlib's figures by name; raises UsageError if there is no matplotlib."""
+    figures: Callable[[], Iterable[tuple[str, Any]]]  # matplotlib's, by name; raises UsageError where that is missing
 
     def give(self, out: Out, plots: Path | None, html: Path | None) -> None:
         """Print it, with links to its pictures in the folder `plots`, or write it as the page `html`."""
@@ -192,8 +191,7 @@ def _subject(opened: Store, form: str, named: Sequence[str], given: Mapping[str,
             "session": [session for name in named if (session := sessions[name])],
             "experiment": [name for name in named if not sessions[name]],
         }
-    joined = {key: ",".join(values) for key, values in words.items()}
-    return {key: text for key, text in joined.items() if text}
+    return {key: text for key, values in words.items() if (text := ",".join(values))}
 
 
 def _whole(opened: Store, named: Sequence[str], wide: bool) -> _Shown:

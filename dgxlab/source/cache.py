@@ -117,7 +117,8 @@ class PinCache:
             path.unlink(missing_ok=True)
 
     def _take_from_first(self, pin: str, sources: Sequence[str], on_progress: Progress) -> None:
-        causes, mend = [], "correct llama_cpp.pin, or add to llama_cpp.sources a clone on this machine that has it"
+        causes: list[str] = []
+        mend = "correct llama_cpp.pin, or add to llama_cpp.sources a clone on this machine that has it"
         for source in sources:
             if causes:
                 on_progress(causes[-1])

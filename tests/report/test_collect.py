@@ -160,9 +160,7 @@ def test_what_differs_is_never_mixed_in(store: Store, what: str) -> None:
     Session(store, SMALL, B, wanted=lambda model, env, cell: cell.label == "pp512").build().runs(numbers(200.0)).end()
     report = collect(store, "h200")
     assert speeds(report) == {"pp512": 200.0}
-    assert [(m.tool, m.model, m.labels, m.reason) for m in report.missing] == [
-        ("llama-bench", "q4k", ("tg32",), "")
-    ]
+    assert [(m.tool, m.model, m.labels, m.reason) for m in report.missing] == [("llama-bench", "q4k", ("tg32",), "")]
 
 
 def test_two_models_with_the_same_tests_stay_apart(store: Store) -> None:
