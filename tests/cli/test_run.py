@@ -62,6 +62,7 @@ def test_what_has_a_hard_event_is_said_at_the_end(project: Project) -> None:
     assert "- **hard event** in every row: " in project.ok(*ends[1][2].split()).out
 
 
+@pytest.mark.alone  # the earlier run counts only where other programs leave it a processor
 def test_numbers_that_are_older_than_the_run_are_said_to_be(project: Project) -> None:
     """Where all of it was disturbed, and an earlier session was not."""
     project.spec("busy", f"extends: toy.yaml\nbench: [{BUSY}]\n")
