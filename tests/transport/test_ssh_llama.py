@@ -62,4 +62,4 @@ def test_the_screen_works_word_for_word(quickstart: Quickstart, clone: Path, dgx
     assert "MUL_MAT | CPU | 1103/1103 | 306 | 1103 | passed" in report
     assert "SHA256:" in ran.stderr
     assert "12 cells, 12 measured now, 0 up to date" in ran.stderr
-    assert re.search(r"quickstart-\w+ +dgx +run .* done +done", jobs)
+    assert re.search(r"(?m)^\w{6} +quickstart +run .* done +done$", jobs)
