@@ -48,6 +48,7 @@ def test_the_readme_is_short() -> None:
     """It has a result, a start and a map; everything else has a page of its own."""
     assert len(README.encode()) <= 9000
     assert README.count("\n## ") == 7
+    assert "`make test`" in README  # what .ci/run calls
 
 
 def test_no_row_of_a_table_is_too_wide() -> None:

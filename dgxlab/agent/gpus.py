@@ -64,7 +64,7 @@ class ComputeProcess:
     gpu_uuid: str
     pid: int
     program: str
-    user: str  # "" if /proc does not have the process, e.g. because it is in another pid namespace.
+    user: str  # "" if /proc does not have the process, e.g. because it is in another pid namespace
     used_mib: int | None  # device memory, None if the driver does not count it, as on unified memory
 
 
