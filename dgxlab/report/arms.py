@@ -11,7 +11,7 @@ from dgxlab.errors import UsageError
 from dgxlab.model import PROTOCOL, SESSIONS, Cell
 from dgxlab.report import ask as asking
 from dgxlab.report.ask import CellAsk, Query
-from dgxlab.report.evidence import Evidence, Measured, find_evidence, range_of
+from dgxlab.report.evidence import Evidence, Measured, doubts, find_evidence, range_of
 from dgxlab.report.records import Column, Origin, Row, Table, Value, grouped
 from dgxlab.report.tables import (
     CEILING,
@@ -122,7 +122,7 @@ def side_by_side(
             remarks.append(f"measured by protocol {arm.ask.protocol}, not {PROTOCOL}")
         conditions = range_of(cell.conditions for cell in arm.measured)
         origins.append(Origin(arm.name, origin_of(arm, arm.measured), conditions, tuple(remarks)))
-    caveats = []
+    caveats = [*doubts({arm.name: arm for arm in arms})]
     if len({arm.device for arm in arms if arm.device}) > 1:
         caveats.append("the rows are of different devices (see Sources): their ratios are not of builds alone")
     if older := dict.fromkeys(arm.experiment for arm in arms if arm.ask.protocol != PROTOCOL):

@@ -162,15 +162,22 @@ class Evidence:
         lost = [run for run, asks in reversed(self.lost) if not asked.isdisjoint(ask.identity for ask in asks)]
         return [*lost, *(cell.run for cell in self.measured)]
 
-    def doubts(self, cells: Sequence[Measured]) -> Iterator[str]:
-        """Yield a note if no gate ran, and for each gate that has failed since these cells were measured."""
-        if not self.gated:
-            yield "no gate checked this build"
-        for gate in self.gates.values():
-            before = [label(cell.ask.cell) for cell in cells if cell.run["at"] < gate["at"]]
+
+def doubts(arms: Mapping[str, Evidence]) -> tuple[str, ...]:
+    """Return notes on builds that no gate checked, and on gates that have failed since cells were measured.
+
+    The arms are by the name that they have in the notes, "" for a single one.
+    """
+    pairs: list[tuple[str, str]] = []
+    for name, arm in arms.items():
+        if not arm.gated:
+            pairs.append(("no gate checked this build", name))
+        for gate in arm.gates.values():
+            before = [label(cell.ask.cell) for cell in arm.measured if cell.run["at"] < gate["at"]]
             if before and gate["status"] == "failed":
-                where = ", ".join(some(labels_of(before, len(cells)))) or "every row"
-                yield f"{where}: measured before gate {judgement.gate_name(gate)} failed"
+                why = f"measured before gate {judgement.gate_name(gate)} failed"
+                pairs += [(why, f"{name} {each}".strip()) for each in labels_of(before, len(arm.measured)) or [""]]
+    return tuple(": ".join(filter(None, (", ".join(some(of)), why))) for why, of in grouped(pairs).items())
 
 
 def arms_of_job(store: Store, job: Job) -> dict[str, Evidence]:

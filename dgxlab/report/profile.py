@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dgxlab.errors import UsageError
 from dgxlab.report.arms import of_forms, side_by_side
 from dgxlab.report.ask import CellAsk, Query
-from dgxlab.report.evidence import Evidence, Measured
+from dgxlab.report.evidence import Evidence, Measured, doubts
 from dgxlab.report.records import Column, Number, Page, Row, Table, Value, grouped
 from dgxlab.report.tables import flags, origin_of
 from dgxlab.tools import BY_FORM
@@ -141,7 +141,7 @@ def _table(each: Profile, title: str, columns: Sequence[Column], rows: Sequence[
         settings,
         each.cell.conditions,
         flags(each.arm, [each.cell]),
-        notes=tuple(notes),
+        notes=(*notes, *doubts({"": replace(each.arm, measured=(each.cell,))})),
     )
 
 

@@ -12,7 +12,7 @@ from dgxlab.errors import command
 from dgxlab.model import CHANGED, Cell, Check, LaunchedGate, ParityGate, SyntheticModel, about, gpu_backends, root_of
 from dgxlab.model.events import COPY
 from dgxlab.report.ask import AskedGate, CellAsk, label, op_params
-from dgxlab.report.evidence import Evidence, Measured, engaged_rows, range_of
+from dgxlab.report.evidence import Evidence, Measured, doubts, engaged_rows, range_of
 from dgxlab.report.records import Column, Number, Provenance, Row, ShownFlag, Table, Value, columns, grouped, labels_of
 from dgxlab.tools import BENCHES, BY_FORM
 from dgxlab.tools.llama_bench import name_of_test
@@ -300,7 +300,8 @@ def _measured_table(form: Form, title: str, cells: Sequence[Measured], evidence:
         shown.append(Column("of_ceiling", CEILING, numeric=True))
         rows = [{**row, "of_ceiling": share} for row, share in zip(rows, shares, strict=True)]
     source, conditions = origin_of(evidence, cells), range_of(cell.conditions for cell in cells)
-    about, notes = (source, common(others), conditions, flags(evidence, cells)), tuple(evidence.doubts(cells))
+    about = (source, common(others), conditions, flags(evidence, cells))
+    notes = doubts({"": replace(evidence, measured=tuple(cells))})
     return Table(form.name, title, tuple(shown), tuple(rows), *about, notes=notes)
 
 

@@ -275,7 +275,7 @@ def test_numbers_from_before_a_gate_failed_say_so(store: Store) -> None:
     failed = {"passed": 1101, "status": "failed", "rc": 1, "reasons": ["2 of 1103 cases failed"]}
     Session(store, h200(), B).build().gates(**failed).end("failed", 5)
     notes = {table.form: table.notes for table in collect(store, "h200").tables}
-    before = ("every row: measured before gate MUL_MAT on CUDA0 failed",)
+    before = ("measured before gate MUL_MAT on CUDA0 failed",)
     assert notes == {"gates": (), "ops": before, "single-stream": before, "concurrency": before}
     whole(store, C)
     assert {table.notes for table in collect(store, "h200").tables} == {()}

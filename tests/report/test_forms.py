@@ -191,6 +191,21 @@ def test_what_another_protocol_measured_says_so(tmp_path: Path) -> None:
         assert note in shown(older, form="concurrency", experiment="h200")
 
 
+def test_numbers_in_doubt_say_so_side_by_side(tmp_path: Path) -> None:
+    """As in the tables of a single experiment: no gate checked the build, or one failed after it was measured."""
+    failed = {"passed": 1101, "status": "failed", "rc": 1, "reasons": ["2 of 1103 cases failed"]}
+    with Store.open(tmp_path / "doubts.db") as store:
+        for name, job_id in (("skew", "20261120-120000-doubts"), ("pad", "20261120-130000-doubts")):
+            step(store, name, job_id).build().runs().end()
+        Session(store, h200(bench=BENCH), "20261120-140000-doubts").build().gates().runs().end()
+        step(store, "tiles", "20261120-150000-doubts").build().gates().runs().end()
+        step(store, "tiles", "20261120-160000-doubts").build().gates(**failed).end("failed", 5)
+        asked = {"experiment": "h200,tiles,skew,pad"}
+        notes = [table(store, form=form, **asked).notes for form in ("steps", "single-stream", "concurrency")]
+    expected = ("tiles: measured before gate MUL_MAT on CUDA0 failed", "skew, pad: no gate checked this build")
+    assert notes == [expected] * 3
+
+
 def test_a_verdict_is_of_no_environment_alone(tmp_path: Path) -> None:
     def value(run: RunStep) -> tuple[CellResult, ...]:
         return numbers(100 + int(run.env.get("M", 0)))(run)

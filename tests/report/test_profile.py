@@ -49,6 +49,14 @@ def shares(store: Store, *names: str) -> dict[str, Any]:
     return {str(row["group"]): row for row in table.rows}
 
 
+def test_a_profile_that_no_gate_checked_says_so(store: Store) -> None:
+    for name in ("moe", "other"):
+        profiled(store, name, "20261120-090000-" + name, STEP)
+    alone, beside = (page(store, query({"form": "profile", "experiment": of})).tables for of in ("moe", "moe,other"))
+    assert {table.notes[-1] for table in alone} == {"no gate checked this build"}
+    assert {table.notes[-1] for table in beside} == {"moe, other: no gate checked this build"}
+
+
 def test_the_published_shares(store: Store) -> None:
     """The figure of a step: 37.2 % in products of MXFP4, 8.0 in quantising, 10.1 in products of Q8_0, 8.8 attention."""
     profiled(store, "moe", "20261120-090000-moe", STEP)
@@ -69,7 +77,7 @@ def test_what_no_rule_names_is_told(store: Store) -> None:
     notes = {
         name: page(store, query({"form": "profile", "experiment": name})).tables[0].notes for name in ("moe", "known")
     }
-    assert [len(each) for each in notes.values()] == [2, 1]
+    assert [len(each) for each in notes.values()] == [3, 2]  # the last is that no gate checked the build
     assert "7.0 %" in notes["moe"][1]
     assert "mystery" in notes["moe"][1]
 

@@ -98,7 +98,7 @@ def test_what_two_engines_differ_in_is_listed(store: Store) -> None:
     vllm = ServeBench(n_prompt=(16,), n_gen=(100,), streams=(1, 4), engine="vllm", command=command)
     record(store, "vllm", 1600, bench=(vllm,))
     (table,) = page(store, query({"form": "serving", "experiment": "plain,vllm"})).tables
-    assert [note for note in table.notes if "plain" in note] == [
+    assert [note for note in table.notes if ": plain " in note] == [
         "weights: plain Q4_0, vllm Qwen3-0.6B, bfloat16",
         "KV: plain f16, f16, vllm auto",
         "state: plain f32, vllm auto",
