@@ -20,10 +20,14 @@ _DIGITS, _NAMED = 8, 50  # characters of the tree, and most of the experiment's 
 _QUOTED, _CMAKE = '"[A-Z][A-Z0-9_]*"', "(GGML|LLAMA)_[A-Z0-9_]+"
 """Regexes, for git grep, of names in C, as those of operations and types, and of llama.cpp's variables of cmake."""
 _OPERATIONS = (_QUOTED, "*.c", "tests/*.cpp")
+_CMAKE_FILES = ("*CMakeLists.txt", "*.cmake")
+_OPTION = rf"option *\( *{_CMAKE}"
+"""Regex of what declares a boolean to cmake, which takes any other text for true: GGML_NATIVE=flase builds natively."""
+_BOOLEAN = re.compile("ON|OFF|YES|NO|TRUE|FALSE|Y|N|[01]", re.IGNORECASE)
 
 
 class UnknownName(SpecError):
-    """The llama.cpp that would be built has no operation or type of a name in the spec; another one may have it."""
+    """The llama.cpp that would be built does not have a name in the spec, or not with that value; another one may."""
 
 
 @dataclass(frozen=True)
@@ -113,12 +117,12 @@ def _side(cache: PinCache, experiment: Experiment, tree: Path | Source | None, w
 
 
 def _check_names(cache: PinCache, experiment: Experiment, source: Source, watch: Watch) -> None:
-    """Raise UnknownName for an operation or a type that a source does not have.
+    """Raise UnknownName for an operation or a type that a source does not have, and for a misspelt boolean of cmake.
 
     Of an unknown option of cmake a note tells: an older pin may have fewer, and cmake ignores what it does not know. A
     source in which no such names are found at all is not checked.
     """
-    from dgxlab.spec.nodes import nearest  # imported late: half the time of a short command
+    from dgxlab.spec.nodes import nearest, shown  # imported late: half the time of a short command
 
     def unknown(what: str, names: Collection[str], *where: str) -> list[str]:
         known = _words(cache, source.tree, *where) if names else set()
@@ -129,10 +133,15 @@ def _check_names(cache: PinCache, experiment: Experiment, source: Source, watch:
     ops = [each.op for each in entries if isinstance(each, ParityGate | BackendOpsBench)]
     recipes = [recipe for recipe in experiment.models.values() if not isinstance(recipe, FileModel)]
     quants = sorted({model.quantisation(recipe).quant for recipe in recipes} - {quantise.NVFP4})
-    if wrong := unknown("operation", ops, *_OPERATIONS) + unknown("type", quants, _QUOTED, "*/quantize.cpp"):
+    wrong = unknown("operation", ops, *_OPERATIONS) + unknown("type", quants, _QUOTED, "*/quantize.cpp")
+    if texts := {name: value for name, value in experiment.cmake.items() if not _BOOLEAN.fullmatch(value)}:
+        booleans = {word.rpartition("(")[2] for word in _words(cache, source.tree, _OPTION, *_CMAKE_FILES)}
+        must = f"{experiment.name}: cmake.{{}} must be true or false, not {{}}"
+        wrong += [must.format(name, shown(value)) for name, value in texts.items() if name in booleans]
+    if wrong:
         raise UnknownName(wrong[0], next=edit(experiment.path), details="\n".join(wrong))
     options = [name for name in experiment.cmake if re.match("GGML_|LLAMA_", name)]
-    for sentence in unknown("cmake option", options, _CMAKE, "*CMakeLists.txt", "*.cmake"):
+    for sentence in unknown("cmake option", options, _CMAKE, *_CMAKE_FILES):
         noted(watch)(sentence)
 
 

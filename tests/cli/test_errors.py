@@ -62,17 +62,24 @@ def test_words_that_no_command_takes(dgxlab: Callable[..., Ran], command: str, e
 
 
 def test_names_that_the_source_does_not_have_are_told_before_a_build(project: Project, tmp_path: Path) -> None:
-    """A type is refused; cmake ignores an option, and where the files that name them are not found, nothing is said."""
+    """A type and a misspelt boolean are refused; cmake ignores an option.
+
+    Where the files that name them are not found, nothing is said.
+    """
     derived = "{path: /m.gguf}, d: {derived: {of: m, quant: Q4_KM}}"
     path = project.spec("names", f"extends: toy.yaml\ncmake: {{GGML_NATVE: true}}\nmodels: {{m: {derived}}}\n")
     assert "has no" not in project.ok("plan", path).err
     checkout = project.checkout(tmp_path / "llama.cpp")
     with (checkout / "CMakeLists.txt").open("a") as cmake:
-        cmake.write("option(GGML_NATIVE)\n")
+        cmake.write("option(GGML_NATIVE)\noption(ZENDNN_ROOT)\n")
     assert (
         "has no cmake option GGML_NATVE; did you mean GGML_NATIVE?\n"
         in project.ok("plan", path, "--tree", checkout).err
     )
+    for value, rc in (("flase", 9), ("off", 0), ("0", 0), ("true", 0)):
+        ran = project.run("plan", path, "--tree", checkout, "--set", f"cmake.GGML_NATIVE='{value}'")
+        assert (ran.rc, "cmake.GGML_NATIVE must be true or false, not 'flase'" in ran.err) == (rc, bool(rc)), ran.err
+    project.ok("plan", path, "--tree", checkout, "--set", "cmake.ZENDNN_ROOT=/opt")  # llama.cpp's option, but a path
     (checkout / "tools" / "quantize.cpp").write_text('{ "Q4_K_M", 1 }')
     toy.git(checkout, "add", ".")
     ran = project.run("plan", path, "--tree", checkout)
