@@ -264,10 +264,10 @@ def raise_for_verdicts(session: SessionReport, error: DgxlabError | None, fail_o
         DgxlabError: `error`, the job's own.
         ConditionsError: if a verdict is invalid.
     """
-    count, of = sum(session.counts.values()), "screen: " if session.kind == "screen" else ""
+    count, what = sum(session.counts.values()), f"{'screen ' * (session.kind == 'screen')}verdict"
 
     def counted(number: int) -> str:
-        return f"{of}{plural(number, 'verdict')} of {count} {'is' if number == 1 else 'are'}"
+        return f"{plural(number, what)} of {count} {'is' if number == 1 else 'are'}"
 
     if failed := [word for word in dict.fromkeys(fail_on) if word in session.counts or word == session.verdict]:
         if error:

@@ -149,7 +149,7 @@ def _row(line: Line, result: Verdict) -> dict[str, Any]:
 
 
 def _sentence(line: Line, result: Verdict) -> str:
-    parts = [f"{line.name}: {'screen: ' * result.screen}{result.verdict}"]
+    parts = [f"{line.name}: {result.verdict}{' (screen)' * result.screen}"]
     if result.effect is not None:
         parts.append(f"{change(result.effect)} %")
     if result.ci is not None and result.mde is not None:

@@ -16,7 +16,7 @@ from dgxlab.report.ask import label
 from dgxlab.report.records import grouped
 from dgxlab.report.session import ChainSession
 from dgxlab.report.tables import provenance
-from dgxlab.report.verdicts import PREFIX
+from dgxlab.report.verdicts import MARK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,7 +58,7 @@ class _Record:
     verdicts: Mapping[tuple[str, Comparison], Judged]
     telemetry: Sequence[Row]
     shown: Mapping[str, tuple[str, str]]  # those of CONDITIONS that were sampled
-    prefix: str
+    mark: str
 
 
 class RunPoint(NamedTuple):
@@ -93,7 +93,7 @@ def figure(store: Store, job_id: str) -> Figure:
     shown = {name: quantity for name, quantity in shown.items() if name in sampled}
     values = {(row["run_id"], row["cell"], row["metric"]): row["value"] for row in store.rows(MEDIANS, (job_id,))}
     verdicts = {(judged.chain, judged.comparison): judged for judged in judgement.recorded(store, job_id)}
-    record = _Record(values, verdicts, telemetry, shown, PREFIX[job.kind])
+    record = _Record(values, verdicts, telemetry, shown, MARK[job.kind])
     heights = [h for step in steps for h in [VALUES] * len(comparisons(step)) + [CONDITION] * len(shown)]
     with plots.new(sum(heights)) as figure:
         rows = iter(figure.add_gridspec(len(heights), 1, height_ratios=heights))
@@ -125,7 +125,7 @@ def _chain(figure: Figure, rows: Any, step: ChainStep, runs: Sequence[Row], reco
         metric = units.metric(comparison.metric).label if several else ""
         judged = record.verdicts.get((step.id, comparison))
         points = _points(runs, times, comparison, record)
-        _verdict(above, f"{cells[comparison.baseline]} {metric}".strip(), comparison.metric, judged, record.prefix)
+        _verdict(above, f"{cells[comparison.baseline]} {metric}".strip(), comparison.metric, judged, record.mark)
         _values(above, comparison.metric, points, judged)
     for below, (name, quantity) in zip(axes[len(compared) :], record.shown.items(), strict=True):
         _conditions(below, quantity, [row for row in record.telemetry if row["name"] == name], times)
@@ -153,14 +153,14 @@ def _points(runs: Sequence[Row], times: Mapping[str, float], comparison: Compari
     return points
 
 
-def _verdict(axes: Axes, cell: str, metric: str, judged: Judged | None, prefix: str) -> None:
+def _verdict(axes: Axes, cell: str, metric: str, judged: Judged | None, mark: str) -> None:
     """Write a panel's name above it, and the verdict: `slower -7.20 % (-10.17 to -4.13)`, or why it is invalid."""
     name = plots.plain(f"{cell}, {units.metric(metric).better} is better")
     axes.set_title(name, weight="bold", size=9.0 * min(1.0, LABEL / len(name)))
     words = "no verdict"
     if judged:
         verdict = judged.verdict
-        words = prefix + verdict.verdict
+        words = verdict.verdict + mark
         if verdict.effect is not None:
             words += f" {units.change(verdict.effect)} %"
             words += f" ({units.interval(verdict.interval)})" if verdict.interval else ""

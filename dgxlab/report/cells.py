@@ -20,7 +20,7 @@ OUTCOMES = {
 }
 """By verdict, or how something ended, whether it is good, bad or open: its colour on a page and on a terminal."""
 
-OUTCOME = re.compile(rf"(?:[^:]+: (?:screen: )?)??(?:A/A )?({'|'.join(OUTCOMES)})(?=[,:;\s]|$)")
+OUTCOME = re.compile(rf"(?:[^:]+: )??({'|'.join(OUTCOMES)})(?=[,:;\s]|$)")
 """The outcome that a text begins with, or that follows a name and a colon."""
 
 SCALED = {unit: Decimal(repr(n)) for metric in units.METRICS.values() for unit, n in metric.scales.items()}

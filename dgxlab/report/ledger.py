@@ -18,7 +18,7 @@ from dgxlab.report.evidence import Evidence, arms_of_job, find_evidence
 from dgxlab.report.records import Column, Number, Origin, Provenance, Row, Table, Value, columns, grouped
 from dgxlab.report.session import WORDS, invalid_since, newest_with_verdicts, older
 from dgxlab.report.tables import OPS, SINGLE_STREAM, common, provenance, sort_key
-from dgxlab.report.verdicts import PREFIX
+from dgxlab.report.verdicts import MARK
 from dgxlab.stats import VERDICTS, speedup
 from dgxlab.store import REJECTED, alias
 from dgxlab.tools import BY_FORM
@@ -44,7 +44,7 @@ class _Outcome:
     @property
     def shown(self) -> str:
         """The word, marked if from a screen or from an older protocol."""
-        return PREFIX[self.kind] + self.word + older(self.protocol)
+        return self.word + MARK[self.kind] + older(self.protocol)
 
 
 def _newest_outcome(store: Store, candidate: str, baseline: str = "") -> _Outcome | None:

@@ -59,8 +59,8 @@ from dgxlab.tools import metric_label
 if TYPE_CHECKING:
     from dgxlab.store import Job, Store
 
-PREFIX = {"ab": "", "screen": "screen: ", "noise": "A/A "}
-"""By kind of session, the prefix of its verdicts, so that they are not mistaken for those of an A/B."""
+MARK = {"ab": "", "screen": " (screen)", "noise": " (A/A)"}
+"""By kind of session, what follows its verdicts, so that they are not mistaken for those of an A/B."""
 
 
 PAIR = """SELECT DISTINCT job_id FROM verdict_list
@@ -116,11 +116,11 @@ def summary(kind: str, whole: str, words: Sequence[str]) -> str:
     `words` are the verdicts of the comparisons.
     """
     if not words:
-        return f"{PREFIX[kind]}no verdict: the session ended before there was one"
+        return f"no verdict{MARK[kind]}: the session ended before there was one"
     order = sorted(set(words), key=lambda word: (word != whole, VERDICTS.index(word)))
     first, *others = ((words.count(word), word) for word in order)
     counts = [f"{first[0]} of {len(words)} {first[1]}", *(f"{count} {word}" for count, word in others)]
-    return f"{PREFIX[kind]}{whole}: {', '.join(counts)}"
+    return f"{whole}{MARK[kind]}: {', '.join(counts)}"
 
 
 def _ends(shares: Sequence[float]) -> str:
@@ -301,7 +301,7 @@ def _values(kind: str, row: Claim, medians: Medians) -> dict[str, Value]:
         "cycles": f"{verdict.valid_cycles} of {verdict.cycles}",
         "noise": None if noise is None else f"{100 * noise:.2f}",
         "noise_floor": None if verdict.noise is None else f"{100 * verdict.noise:.2f}",
-        "verdict": PREFIX[kind] + verdict.verdict,
+        "verdict": verdict.verdict + MARK[kind],
         "promoted": judged.promoted,
         "valid_cycles": verdict.valid_cycles,
         "run_cycles": verdict.cycles,
@@ -387,7 +387,7 @@ def _because(group: Sequence[Claim], kind: str) -> Iterator[VerdictReasons]:
     for (verdict, why), rows in groups.items():
         mdes = sorted(row.verdict.mde for row in rows if row.verdict.mde is not None)
         mde = (f"smallest detectable effect {_ends(mdes)} %",) if verdict == "inconclusive" and mdes else ()
-        yield VerdictReasons(PREFIX[kind] + verdict, labels_of([row.label for row in rows], len(group)), (*why, *mde))
+        yield VerdictReasons(verdict + MARK[kind], labels_of([row.label for row in rows], len(group)), (*why, *mde))
 
 
 def _deciding(verdict: Verdict) -> str:

@@ -115,10 +115,10 @@ def test_noise_tells_the_floor_and_what_can_be_seen(two: Project) -> None:
     chosen = two.run("plan", "experiments/noisy.yaml", "experiments/half.yaml", "--set", "session.effect=50%")
     assert re.search(r"^planned: 8 cycles, about .*; the burn-in ", chosen.out.splitlines()[-1])
     judged = two.run("ab", "noisy", "half", "--screen", "--fail-on", "inconclusive", "--fail-on", "slower", "-q")
-    assert (judged.rc, judged.error.split(",")[0]) == (11, "screen: 3 verdicts of 3 are slower")
+    assert (judged.rc, judged.error.split(",")[0]) == (11, "3 screen verdicts of 3 are slower")
     screen = two.run("ab", "noisy", "half", "--screen", "--set", "env.TOY=noisy")
     assert (screen.rc, ": screen of half " in screen.out.splitlines()[0]) == (0, True)
-    assert "screen: " in screen.out.split("| verdict |")[1]
+    assert " (screen)" in screen.out.split("| verdict |")[1]
 
 
 def test_what_no_session_has_measured_is_listed(two: Project, record: Path) -> None:

@@ -141,7 +141,7 @@ def test_screen(judged: Any, dgxlab: Any, tmp_path: Path) -> None:
     assert with_noise["screen"] is few["screen"] is bare["screen"] is True
     assert (with_noise["ci_pct"], with_noise["promoted"]) == (None, False)
     ran = dgxlab("verdict", write(tmp_path, bracket), "--screen", "--noise", "0.006")
-    assert ran.out.startswith("line 1: screen: faster, +4.48 %; ")
+    assert ran.out.startswith("line 1: faster (screen), +4.48 %; ")
     file = write(tmp_path, bracket)
     refused = dgxlab("verdict", file, "--screen", "--holm")
     assert (refused.rc, refused.next) == (2, f"dgxlab verdict {file} --screen")

@@ -184,7 +184,7 @@ def test_an_invalid_session_says_why(store: Store) -> None:
 def test_an_a_a_session_is_called_one(store: Store) -> None:
     figure = held(store, kind="noise")
     assert "A/A of h200 against itself" in text(figure)
-    assert panels(figure)["tg32"].get_title(loc="right").startswith("A/A ")
+    assert panels(figure)["tg32"].get_title(loc="right").startswith("faster (A/A) ")
 
 
 def test_nothing_is_drawn_before_the_end(store: Store) -> None:

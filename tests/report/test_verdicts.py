@@ -270,7 +270,7 @@ def test_an_aa_session_gives_its_baselines_number(store: Store) -> None:
         assert percent[0] < percent[1]
         assert report.summary.endswith("; noise {:.2f} %; noise floor {:.2f} %".format(*percent))
         word, outcome = judged.verdict.verdict, OUTCOME.match(str(row["verdict"]))
-        assert (row["verdict"], outcome and outcome[1]) == (f"A/A {word}", word)
+        assert (row["verdict"], outcome and outcome[1]) == (f"{word} (A/A)", word)
 
 
 def test_an_ab_of_an_arm_and_itself_is_called_an_aa(store: Store) -> None:
@@ -365,7 +365,7 @@ def test_an_invalid_a_a_does_not_replace_a_verdict_of_the_same(store: Store, kin
     Session(store, stock, A, host=H200, plan=plan).build().gates().chains(by(1.0)).gates(after=True).end()
     session_of_two(store, B, bench=STREAM, kind="noise").build().end("cancelled", 130)
     shown = page(store, query({"form": "verdicts", "experiment": "h200"}))
-    assert "same: 2 of 2 same" in shown.summary
+    assert "2 of 2 same" in shown.summary
     assert shown.tables[-1].notes == (f"a newer session {B[-6:]} of the same is invalid: the chain was not begun",)
 
 
@@ -386,7 +386,7 @@ def test_what_is_invalid_and_new_is_shown(store: Store, what: str) -> None:
         newer.gates(passed=1101, status="failed", reasons=["1101 of 1103"], failed=[])
     newer.end("cancelled", 130)
     judged, _, lever = (page(store, query(words)) for words in OF_W4A16)
-    assert "invalid: 2 of 2 invalid" in judged.summary
+    assert "2 of 2 invalid" in judged.summary
     assert lever.tables[0].rows[0]["session"] == B
 
 
