@@ -90,9 +90,16 @@ class Several:
 
     def _report(self, store: Store, members: Sequence[Member], page: report.Page, count: str) -> None:
         self.out.report(page, lambda: report.render_page(page, wide=self.wide))
-        for job_id in (member.outcome.job_id for member in members if member.outcome and member.outcome.job_id):
-            self.tell(store.job(job_id), page.summary)
-        self.out.note(f"{count}, {page.summary}; recorded in {self.workspace.database}")
+        ended = [(member, member.outcome) for member in members if member.outcome and member.outcome.job_id]
+        disturbed = [
+            f"{outcome.disturbed} disturbed now on {member.host} (dgxlab report {outcome.job_id} has these)"
+            for member, outcome in ended
+            if outcome.disturbed and not member.request.baseline  # a session's verdicts tell
+        ]
+        counted = ", ".join([page.summary, *disturbed]) + "; --again measures all again" * bool(disturbed)
+        for _, outcome in ended:
+            self.tell(store.job(outcome.job_id), counted)
+        self.out.note(f"{count}, {counted}; recorded in {self.workspace.database}")
 
     def _fail(self, members: Sequence[Member], words: Collection[str] = (), whose: str = "") -> None:
         for error in (member.error for member in members if member.error):

@@ -62,6 +62,18 @@ def test_what_has_a_hard_event_is_said_at_the_end(project: Project) -> None:
     assert "- **hard event** in every row: " in project.ok(*ends[1][2].split()).out
 
 
+def test_what_is_disturbed_on_several_hosts_is_said_at_the_end(project: Project) -> None:
+    project.spec("busy", f"extends: toy.yaml\nbench: [{BUSY}]\n")
+    entries = (f"{name}: {{local: true, root: {project.folder}/{name}, env: {{TOY_NODE: {name}}}}}\n" for name in "ab")
+    project.hosts.write_text("".join(entries))
+    with machines.busy_processor():
+        ran = project.ok("run", "busy", "--host", "a,b")
+    jobs = dict(re.findall(r"(?m)^([ab]): job (\S+) runs on ", ran.err))
+    disturbed = [f"1 disturbed now on {name} (dgxlab report {jobs[name]} has these)" for name in "ab"]
+    summary = f"2 hosts, 2 of 2 devices measured, {', '.join(disturbed)}; --again measures all again; recorded in "
+    assert ran.err.splitlines()[-1].startswith(summary)
+
+
 @pytest.mark.alone  # the earlier run counts only where other programs leave it a processor
 def test_numbers_that_are_older_than_the_run_are_said_to_be(project: Project) -> None:
     """Where all of it was disturbed, and an earlier session was not."""
