@@ -92,6 +92,10 @@ def _as_ours(refused: TyperException) -> UsageError:
         typer.echo(text, err=True)
         sys.exit(refused.exit_code)
     text = f"{text[0].lower()}{text[1:]}".rstrip(".").replace(" Value error, ", " ")  # pydantic's words
+    for detail in getattr(refused.__cause__, "errors", list)()[:1]:  # what pydantic says of a number
+        from dgxlab.spec.nodes import wanted
+
+        text = f"{text.partition(': ')[0]}: {must}" if (must := wanted(detail)) else text
     said, is_none, known = text.partition(" is not one of ")
     if near := difflib.get_close_matches(said.rpartition(": ")[2].strip("'"), re.findall("'([^']*)'", known), n=1):
         text = f"{said}{is_none}its values; did you mean {near[0]}?"

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
@@ -85,12 +85,18 @@ class _Submission(Strict):
 
 
 class _SlurmSpec(_Submission):
-    build: Literal["login"] | _Submission | None = None
+    build: _Submission | None = None
+
+    @field_validator("build", mode="before")
+    @classmethod
+    def _login(cls, build: object) -> object:
+        if not isinstance(build, dict | None) and build != "login":
+            raise ValueError("must be login, or a map of what a job that builds asks for")
+        return {} if build == "login" else build  # a job for nothing is none
 
     def entry(self) -> Slurm:
         fields = self.model_dump(exclude={"build"}) | {"extra": tuple(self.extra)}
-        given = self.build if isinstance(self.build, _Submission) else None
-        return Slurm(**fields, build=given.model_dump(exclude_unset=True) if given else {} if self.build else None)
+        return Slurm(**fields, build=self.build.model_dump(exclude_unset=True) if self.build else None)
 
 
 class _HostSpec(Strict):

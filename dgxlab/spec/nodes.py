@@ -142,7 +142,9 @@ _WANTED = {
     "string_type": "text",
     "int_type": "a whole number",
     "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
     "float_type": "a number",
+    "float_parsing": "a number",
     "bool_type": "true or false",
     "list_type": "a list",
     "dict_type": "a map",
@@ -191,9 +193,15 @@ def _sentence(detail: Mapping[str, Any]) -> str:
         return (
             f"{context['error']}, not {shown(value)}" if isinstance(value, str | int | float) else str(context["error"])
         )
-    if kind in _WANTED:
-        return f"must be {_WANTED[kind].format(**context).replace(chr(39), '')}, not {shown(value)}"
-    return _SENTENCES.get(kind) or printable(str(detail["msg"]), 200)
+    return wanted(detail) or _SENTENCES.get(kind) or printable(str(detail["msg"]), 200)
+
+
+def wanted(detail: Mapping[str, Any]) -> str:
+    """Return what a value must be, in words, given one of pydantic's errors; "" if it is not about that."""
+    if detail["type"] not in _WANTED:
+        return ""
+    limits = {name: str(limit).replace("'", "").removesuffix(".0") for name, limit in detail.get("ctx", {}).items()}
+    return f"must be {_WANTED[detail['type']].format(**limits)}, not {shown(detail['input'])}"
 
 
 def _known_keys(schema: Mapping[str, Any], loc: Loc) -> list[str]:
@@ -204,6 +212,7 @@ def _known_keys(schema: Mapping[str, Any], loc: Loc) -> list[str]:
             part = part["items"]
         else:
             part = part.get("properties", {}).get(step) or next(iter(part["patternProperties"].values()))
+        part = next((each for each in part.get("anyOf", ()) if "$ref" in each), part)  # a map, or nothing
         if "$ref" in part:
             part = schema["$defs"][part["$ref"].rpartition("/")[2]]
     return list(part.get("properties", {}))

@@ -52,6 +52,9 @@ def test_wrong_specs_are_refused(project: Project, spec: str, words: str) -> Non
             "invalid value for '--form': 'verdict' is not one of its values; did you mean verdicts?",
             "dgxlab report --help",
         ),
+        ("run stock --wait x", "invalid value for '--wait': must be a whole number, not 'x'", "dgxlab run --help"),
+        ("run stock --nodes 0", "invalid value for '--nodes': must be at least 1, not '0'", "dgxlab run --help"),
+        ("bytes w4a16 --gain x", "invalid value for '--gain': must be a number, not 'x'", "dgxlab bytes --help"),
         ("--format xml", "invalid value for '--format': 'xml' is not one of 'human', 'json'", "dgxlab --help"),
     ],
 )

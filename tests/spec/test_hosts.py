@@ -180,6 +180,8 @@ def test_a_time_limit_in_slurms_forms(limit: str, seconds: float) -> None:
 @pytest.mark.parametrize(
     ("slurm", "sentence"),
     [
+        ("build: logn", "slurm.build: must be login, or a map of what a job that builds asks for, not 'logn'"),
+        ("build: {gress: 'gpu:1'}", "slurm.build.gress: unknown key; did you mean gres?"),
         ("time: soon", "must be a time as Slurm writes it"),
         ("extra: --job-name=x", "--job-name=x is an option that dgxlab sets itself"),
         ("extra: -Jx", "-Jx is an option that dgxlab sets itself"),
@@ -187,7 +189,6 @@ def test_a_time_limit_in_slurms_forms(limit: str, seconds: float) -> None:
         ("extra: -QMother", "-QMother is an option that dgxlab sets itself"),
         ("extra: --test-only", "--test-only is an option that dgxlab sets itself"),
         ("extra: qos", "an option of sbatch"),
-        ("build: there", "login"),
         ("queue: gpu", "queue"),
     ],
 )

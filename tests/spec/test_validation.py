@@ -162,7 +162,7 @@ LLAMA = [
     ("n_gen: 8, flash_attn: ['on', true]", "flash_attn: holds 1 twice"),
     ("n_gen: 8, cpu_mask: ff", "cpu_mask: must be a mask in hexadecimal, in quotes: \"0xff\", not 'ff'"),
     ("n_gen: 8, n_gpu_layers: -2", "n_gpu_layers: must be at least -1, not -2"),
-    ("n_gen: 8, limit_s: 1e9", "limit_s: must be at most 604800.0, not 1000000000.0"),
+    ("n_gen: 8, limit_s: 1e9", "limit_s: must be at most 604800, not 1000000000.0"),
     ("n_gen: 8, env: {LD_AUDIT: x}", "env.LD_AUDIT: cannot be set"),
     ("n_gen: 8, args: [1.5]", 'args[0]: must be text, not 1.5: quote it: "1.5"'),
     ("n_gen: 8, args: ['']", "args[0]: must not be empty"),
