@@ -174,7 +174,7 @@ def _lab(workspace: Workspace, job: str | None, host: str | None) -> Iterator[La
 def _only_ours(lab: Lab, host: Host, job_id: str) -> None:
     """Raise UsageError if another record started a job that the user has not named."""
     known = lab.store.find_job(job_id)
-    if known is None or known.adopted:
+    if known is None or known.client != lab.client:
         message = f"job {job_id} was not started from this record, so cancel needs its name"
         raise UsageError(message, next=command("dgxlab", "cancel", job_id, "--host", host.name))
 

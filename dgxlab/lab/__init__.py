@@ -28,7 +28,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dgxlab.model import Experiment, Source, events
+from dgxlab.agent.facts import host_id
+from dgxlab.model import Experiment, Source, digest, events
 from dgxlab.project import user_folder
 from dgxlab.source import PinCache
 from dgxlab.store import Store
@@ -47,6 +48,11 @@ class Lab:
     connect: Callable[[str], Host]
     # a data folder: a cache may be emptied at any time
     raw: Path = field(default_factory=lambda: user_folder("XDG_DATA_HOME", ".local/share") / "raw")
+
+    @property
+    def client(self) -> str:
+        """Digest of this machine, user and record, which plans have: a record may have jobs that others started."""
+        return digest([host_id(), str(self.store.path.resolve())], 16)
 
 
 @dataclass(frozen=True)

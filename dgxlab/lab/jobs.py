@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -43,6 +44,7 @@ def start(lab: Lab, host: Host, job: Plan, probe: Probe, watch: Watch, begun: Be
         if isinstance(error, Damaged):
             raise
         noted(watch)(f"the record was not copied: {error.message}")
+    job = replace(job, client=lab.client)
     lab.store.intend(job, host.name)
     if begun:
         begun(job.job_id)

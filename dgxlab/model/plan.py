@@ -14,7 +14,7 @@ from dgxlab.model.wire import LATER, JsonHooks, digest
 PROTOCOL = 3  # of plan, journal and agent together; results of another protocol are measured again
 WAIT_S = 3600.0  # how long a job waits for its devices unless it is told otherwise
 SESSIONS = ("ab", "screen", "noise")  # kinds of plan that hold chains
-_UNIDENTIFYING = ("job_id", "wait_s", "specs", "diffs", "node")  # fields of a plan that do not identify the work
+_UNIDENTIFYING = ("job_id", "wait_s", "specs", "diffs", "node", "client")  # fields that do not identify the work
 
 
 @dataclass(frozen=True)
@@ -289,6 +289,8 @@ class Plan:
     diffs: Mapping[str, str] = field(default_factory=dict, metadata=LATER)
     # the one node of a cluster that must run it, for its results, its noise or want of another; "" for any
     node: str = field(default="", metadata=LATER)
+    # digest of the machine, user and record that started it; "" if that is not known
+    client: str = field(default="", metadata=LATER)
 
     @property
     def subject(self) -> str:

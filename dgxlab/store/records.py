@@ -5,7 +5,6 @@ from __future__ import annotations
 import calendar
 import contextlib
 import json
-import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -80,9 +79,9 @@ class Job:
         return str(disk.get("path", ""))
 
     @property
-    def adopted(self) -> bool:
-        """Whether another client started the job, as far as the record tells: its time has whole seconds, as its id."""
-        return self.intent_at == math.floor(self.intent_at)
+    def client(self) -> str:
+        """Which client started the job (`Plan.client`), also for a plan that cannot be decoded."""
+        return str(json.loads(self.plan_json).get("client", ""))
 
     @property
     def ended(self) -> bool:
@@ -144,7 +143,6 @@ def job_row(plan: Plan, experiment: str | None, host_name: str, dgxlab_version: 
     """
     intent_at = time.time()
     if staged:  # the id has the time, from another clock: never in the future
-        intent_at = math.floor(intent_at)  # `Job.adopted` reads it
         with contextlib.suppress(ValueError):
             stamp = "-".join(plan.job_id.split("-")[:2])
             intent_at = min(intent_at, calendar.timegm(time.strptime(stamp, "%Y%m%d-%H%M%S")))

@@ -184,7 +184,10 @@ def test_a_first_record_is_made_for_a_job_of_a_host(project: Project, tmp_path: 
 
 
 @pytest.mark.usefixtures("hold")
-def test_a_job_that_another_record_started_is_cancelled_only_by_name(project: Project, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["attach", "merge"])
+def test_a_job_that_another_record_started_is_cancelled_only_by_name(
+    project: Project, tmp_path: Path, way: str
+) -> None:
     job = started_elsewhere(project, tmp_path)
     named = f"dgxlab cancel {job} --host local"
 
@@ -193,11 +196,14 @@ def test_a_job_that_another_record_started_is_cancelled_only_by_name(project: Pr
         assert (ran.rc, ran.error.startswith(f"job {job} was not started "), ran.next) == (2, True, named)
 
     refused("--host", "local")
-    attached = project.spawn("attach", job, "--host", "local")
-    assert attached.stderr
-    attached.stderr.readline()
-    os.killpg(attached.pid, signal.SIGINT)
-    attached.communicate(timeout=60)
+    if way == "attach":
+        attached = project.spawn("attach", job, "--host", "local")
+        assert attached.stderr
+        attached.stderr.readline()
+        os.killpg(attached.pid, signal.SIGINT)
+        attached.communicate(timeout=60)
+    else:
+        project.ok("db", "merge", "results.db", tmp_path / "other.db")
     refused()
     refused("--host", "local")
     assert project.ok(*named.split()[1:]).out == f"job {job}: cancelled\n"
