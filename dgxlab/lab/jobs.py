@@ -118,11 +118,11 @@ def conclude(lab: Lab, host: Host, status: JobStatus, watch: Watch) -> DgxlabErr
 
     Raises:
         JobLost: if the agent died without a final status; earlier results are kept.
-        RemoteError: if it has not started yet, or is below another root.
+        RemoteError: if it has not started yet, or began `elsewhere`.
     """
     job_id, rc = status.job_id, status.rc
     if status.state == "absent" and (message := elsewhere(host, lab.store.job(job_id))):
-        details = "to ask there, name that folder as the root: of a host in hosts.yaml, and the host with --host;\n"
+        details = "to ask there, name that machine and root in a hosts.yaml, and the host with --host;\n"
         details += f"if it is gone: dgxlab session reject {job_id} --because 'its host is gone'"
         raise RemoteError(message, next=f"dgxlab report {job_id}", details=details)
     if status.state == "staged" or (status.state == "absent" and _may_come(lab.store.job(job_id))):
@@ -160,11 +160,19 @@ def _may_come(job: Job) -> bool:
 
 
 def elsewhere(host: Host, job: Job) -> str:
-    """Return that a job which is absent on its host ran below another root, where it may go on; "" if it did not."""
-    if not job.root or job.root == (root := host.probe().facts.details["disk"]["path"]):
+    """Return that a job which is absent on its host began on another machine, or below another root; "" if it did not.
+
+    It may go on there. In a merged record several machines may have one name, as all are `local` to themselves.
+    """
+    if not (job.facts and job.root):
         return ""
-    began = f"job {job.job_id} began below {job.root}, and the root of host {host.name} is now {root}"
-    return f"{began}: whether it still runs is not known"
+    facts = host.probe().facts
+    root = facts.details["disk"]["path"]
+    if job.root == root and (host.entry.slurm or job.host_id == facts.host_id):  # Slurm's nodes have ids of their own
+        return ""
+    began = f"job {job.job_id} began on {job.facts['hostname']} ({job.host_id}) below {job.root}"
+    now = f"host {host.name} is {facts.hostname} ({facts.host_id}) with the root {root}"
+    return f"{began}, and {now}: whether it still runs is not known"
 
 
 def _not_yet(host: Host, job_id: str) -> RemoteError:
@@ -189,8 +197,8 @@ def settle(lab: Lab, host: Host, subject: str | None, watch: Watch) -> str:
     """Bring the record up to date with every unfinished job of a host.
 
     Jobs that have ended are recorded to their end. A job of `subject` is also started, if its client died before that,
-    and followed until it ends; its id is returned, "" without one. Other running jobs, and those below another root,
-    are left alone.
+    and followed until it ends; its id is returned, "" without one. Other running jobs, and those `elsewhere`, are left
+    alone.
     """
     resumed = ""
     for job in lab.store.unfinished(host.name):

@@ -5,12 +5,15 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dgxlab.agent.facts import host_id
 from dgxlab.agent.lock import BenchLock, Signature
 from tests.cli.conftest import Project
 from tests.machines import script
@@ -237,7 +240,8 @@ def test_a_job_below_another_root_is_not_lost(
     """A host's root is a folder of the user's home."""
     job, _ = interrupt(project.spawn("run", slow(project), "--again"), when="gate MUL_MAT")
     root, other = project.machine.home / ".dgxlab", tmp_path / "home" / ".dgxlab"
-    roots = f"job {job} began below {root}, and the root of host local is now {other}"
+    here = f"{socket.gethostname()} ({host_id()})"
+    roots = f"job {job} began on {here} below {root}, and host local is {here} with the root {other}"
     with monkeypatch.context() as elsewhere:
         elsewhere.setenv("HOME", str(other.parent))
         row = listed(project, job)
@@ -253,6 +257,41 @@ def test_a_job_below_another_root_is_not_lost(
         hold.unlink()
         assert project.ok("attach", job, "--host", "before").out.startswith(f"# Session {job}\n")
         assert project.ok("jobs").out == "no jobs\n"
+    assert listed(project, job)["recorded"] == "done"
+
+
+ANOTHER = """set -e
+hostname another
+for id in /etc/machine-id /var/lib/dbus/machine-id; do test ! -e $id || mount --bind /dev/null $id; done
+mount -t tmpfs -o mode=700 tmpfs "$HOME/.dgxlab"
+exec "$@"
+"""
+"""Makes this another machine, on which nothing was measured yet, for one command."""
+
+
+def test_a_job_of_another_machine_is_not_lost(project: Project, tmp_path: Path, hold: Path) -> None:
+    """Its record was merged: `local` is another machine there, with the same root."""
+    job, _ = interrupt(project.spawn("run", slow(project), "--again"), when="gate MUL_MAT")
+    root = project.machine.home / ".dgxlab"
+    began = f"job {job} began on {socket.gethostname()} ({host_id()}) below {root}, and host local is another ("
+    (tmp_path / "locks").mkdir()
+
+    def there(*args: str) -> subprocess.CompletedProcess[str]:
+        own = () if os.getuid() == 0 else ("--map-current-user", "--keep-caps")
+        argv = ["unshare", *own, "--mount", "--uts", "sh", "-c", ANOTHER, "sh", sys.executable, "-m", "dgxlab", *args]
+        env = {**os.environ, "DGXLAB_LOCKS": str(tmp_path / "locks")}
+        return subprocess.run(argv, check=False, cwd=project.folder, env=env, capture_output=True, text=True)
+
+    (row,) = json.loads(there("jobs", "--format", "json").stdout)
+    assert (row["job"], row["on_host"], row["recorded"]) == (job, "absent", "running")
+    assert (
+        row["why"].startswith(began),
+        row["why"].endswith(f" with the root {root}: whether it still runs is not known"),
+    ) == (True, True)
+    attached = there("attach", job)
+    assert (attached.returncode, f"\nerror: {row['why']}\n" in f"\n{attached.stderr}") == (4, True)
+    hold.unlink()
+    assert project.ok("attach", job).out.startswith(f"# Session {job}\n")
     assert listed(project, job)["recorded"] == "done"
 
 

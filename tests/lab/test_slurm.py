@@ -21,7 +21,7 @@ from dgxlab.audit import check
 from dgxlab.errors import BuildFailed, Interrupted, JobLost, RemoteError, SpecError
 from dgxlab.lab import cluster as clusters
 from dgxlab.lab.doctor import Finding, check_host
-from dgxlab.lab.jobs import follow
+from dgxlab.lab.jobs import elsewhere, follow
 from dgxlab.lab.missing import place
 from dgxlab.lab.provision import probe_for
 from dgxlab.lab.rebuild import rebuild
@@ -140,6 +140,7 @@ def test_a_run_and_what_is_up_to_date(go: Go) -> None:
     assert granted["partition"] == "gpu"
     assert granted["node"] in ("node1", "node2")
     assert outcome.device.host_id == job.host_id
+    assert elsewhere(lab.host, job) == ""  # not another machine, although its node has an id of its own
     assert notes(events, "Slurm job ")
     again, _ = lab.run_well()
     assert (again.job_id, again.reused, again.device) == ("", outcome.planned, outcome.device)
