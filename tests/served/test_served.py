@@ -120,6 +120,19 @@ def test_gates_and_sessions(ask: Any) -> None:
     assert kinds == [("h200-b", "run", "1 of 1"), ("h200-a", "run", "3 of 3")]
 
 
+def test_a_pass_hides_no_failure_of_another_experiment_on_the_same_build(record: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copy(record, tmp_path))
+    with Store.open(path) as store:
+        (gate, *_) = store.rows("SELECT * FROM gates ORDER BY at DESC")
+        (arm,) = store.rows("SELECT * FROM arms WHERE (job_id, arm) = (?, ?)", (gate["job_id"], gate["arm"]))
+        store.put("arms", {**arm, "arm": "strict"})
+        store.put("gates", {**gate, "gate_id": "0", "arm": "strict", "status": "failed", "at": gate["at"] - 1})
+    with asked(path) as ask:
+        (failed, *passed) = rows(ask, "gates")
+    assert (failed["experiment"], failed["status"]) == ("strict", "failed")
+    assert gate["arm"] in {row["experiment"] for row in passed}
+
+
 def test_what_is_stale(ask: Any) -> None:
     """What was not measured again since the tree changed."""
     stale = [row for row in rows(ask, "stale") if row["session"] == "h200-a"]
