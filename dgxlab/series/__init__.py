@@ -34,27 +34,6 @@ from dgxlab.series.series import (
 from dgxlab.series.stack import Stack, changed_files
 from dgxlab.source.cache import PINS, PinCache, check_pin
 
-__all__ = [
-    "Series",
-    "apply",
-    "apply_tree",
-    "bases",
-    "begun",
-    "changed_lines",
-    "check",
-    "diff",
-    "export",
-    "first_export",
-    "names",
-    "own_pins",
-    "place_for",
-    "read",
-    "refresh",
-    "remake",
-    "unknown",
-    "untracked",
-]
-
 _RECIPE = 1  # version of the algorithm that turns a series into commits; part of the cache key of a result
 
 _OUTCOMES = "refs/dgxlab/series/"
@@ -137,8 +116,8 @@ def refresh(root: Path, name: str, cache: PinCache, pin: str, *, beside: bool = 
     """
     cache.require(pin)
     series, folder = read(root, name, pin), folder_for(root, name, pin, beside=beside)
-    bases = {change.old_blob for patch in series.patches for change in patch.changes} - {"", NO_BLOB}
-    listed = cache.git.run("cat-file", "--batch-check=%(objecttype)", input="".join(f"{base}\n" for base in bases))
+    blobs = {change.old_blob for patch in series.patches for change in patch.changes} - {"", NO_BLOB}
+    listed = cache.git.run("cat-file", "--batch-check=%(objecttype)", input="".join(f"{blob}\n" for blob in blobs))
     if "missing" in listed:
         # the base of a later patch exists only after the earlier ones: apply all to every cached pin
         for known in cache.pins():

@@ -10,5 +10,3 @@ programs    running a program on this machine, its disk, lock files
 from dgxlab.source.cache import PinCache
 from dgxlab.source.names import full_id
 from dgxlab.source.programs import cache_path
-
-__all__ = ["PinCache", "cache_path", "full_id"]

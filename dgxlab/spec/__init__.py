@@ -31,8 +31,6 @@ from dgxlab.spec import checks, resolve
 from dgxlab.spec.models import ExperimentSpec, SpecSchema
 from dgxlab.spec.nodes import Mark, Node, Problem, explain, locate, plain, refuse
 
-__all__ = ["json_schema", "load", "load_all"]
-
 _MAX_ARMS = 1000
 
 
