@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import Field, TypeAdapter
 
-from dgxlab.errors import SpecError, edit
 from dgxlab.spec.fields import Few, Line, Strict
-from dgxlab.spec.nodes import explain, plain, refuse
-from dgxlab.spec.yaml_file import read_file
+from dgxlab.spec.yaml_file import read_settings
 
 
 class Config(Strict):
@@ -22,15 +20,6 @@ class Config(Strict):
 
 
 def load_config(path: Path) -> Config:
-    """Return the settings in a config.yaml; the defaults if there is no file. Raises SpecError if it is wrong."""
-    if not path.exists():
-        return Config()
-    try:
-        tree = read_file(path, str(path), may_be_empty=True)
-        try:
-            return Config.model_validate(plain(tree))
-        except ValidationError as error:
-            refuse(explain(error, tree, Config.model_json_schema()))
-    except SpecError as error:
-        error.next = edit(path)
-        raise
+    """Return the settings in a config.yaml; raises SpecError if it is wrong."""
+    config, _ = read_settings(path, TypeAdapter(Config))
+    return config

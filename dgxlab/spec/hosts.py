@@ -16,13 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, field_validator, model_validator
 
 from dgxlab.errors import HostError, SpecError, access, command, edit, one_line
 from dgxlab.model import SPANS, HostEntry, Slurm, Text, digest, limit_s, spans
 from dgxlab.spec.fields import Env, Few, Line, ModelPath, Name, Strict, unsafe_flags
-from dgxlab.spec.nodes import explain, locate, nearest, plain, refuse
-from dgxlab.spec.yaml_file import read_file
+from dgxlab.spec.nodes import locate, nearest, refuse
+from dgxlab.spec.yaml_file import read_settings
 
 DESTINATION = re.compile(r"[A-Za-z0-9_][^\s\0]*")  # a valid ssh destination: never an option
 _CONSENTS = "trusted_hosts"
@@ -233,17 +233,9 @@ def add_host(path: Path, name: str, ssh: str) -> None:
 
 
 def _read(path: Path) -> dict[str, HostEntry]:
-    try:
-        tree = read_file(path, str(path), may_be_empty=True)
-        try:
-            hosts = _HOSTS.validate_python(plain(tree))
-        except ValidationError as error:
-            refuse(explain(error, tree, _HOSTS.json_schema()))
-        if "local" in hosts:
-            refuse([locate(tree, ("local",), "is this machine; give it another name, with local: true, to change it")])
-    except SpecError as error:
-        error.next = edit(path)
-        raise
+    hosts, tree = read_settings(path, _HOSTS)
+    if "local" in hosts:
+        refuse([locate(tree, ("local",), "is this machine; give it another name, with local: true, to change it")])
     entries = {}
     for name, host in hosts.items():
         keys = host.model_dump(exclude={"local", "path_prepend", "slurm"})

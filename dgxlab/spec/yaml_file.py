@@ -12,11 +12,15 @@ import re
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
-from dgxlab.spec.nodes import SET, Loc, Mark, Node, Problem, Scalar, fail, printable, refuse
+from dgxlab.errors import SpecError, edit
+from dgxlab.spec.nodes import SET, Loc, Mark, Node, Problem, Scalar, explain, fail, plain, printable, refuse
+
+T = TypeVar("T")
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
@@ -51,17 +55,29 @@ _SURPRISES = [
 ]
 
 
-def read_file(path: Path, label: str, *, may_be_empty: bool = False, named_at: Mark | None = None) -> Node:
+def read_file(path: Path, label: str, *, named_at: Mark | None = None) -> Node:
     """Read one YAML file: a regular file of at most 1 MB of UTF-8.
 
-    Its name in errors is `label`; errors of opening it are reported at the `extends` that names it, `named_at`. A file
-    that has nothing but comments is an empty map if it `may_be_empty`. Raises SpecError if it cannot be read, is not
-    YAML, or has values that this loader refuses.
+    Its name in errors is `label`; errors of opening it are reported at the `extends` that names it, `named_at`. Raises
+    SpecError if it cannot be read, is not YAML, or has values that this loader refuses.
     """
-    text = _text(path, label, named_at)
-    if may_be_empty and all(line.lstrip()[:1] in ("", "#") for line in text.splitlines()):
-        return Node({}, Mark(label, 1))
-    return _parse(text, Mark(label, 1), ())
+    return _parse(_text(path, label, named_at), Mark(label, 1), ())
+
+
+def read_settings(path: Path, kind: TypeAdapter[T]) -> tuple[T, Node]:
+    """Read a user's file of settings, whose text may be comments alone; SpecError with the command that opens it."""
+    start = Mark(str(path), 1)
+    try:
+        text = _text(path, str(path), None)
+        is_empty = all(line.lstrip()[:1] in ("", "#") for line in text.splitlines())
+        tree = Node({}, start) if is_empty else _parse(text, start, ())
+        try:
+            return kind.validate_python(plain(tree)), tree
+        except ValidationError as error:
+            refuse(explain(error, tree, kind.json_schema()))
+    except SpecError as error:
+        error.next = edit(path)
+        raise
 
 
 def read_value(text: str, loc: Loc) -> Node:
