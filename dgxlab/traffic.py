@@ -15,8 +15,6 @@ from typing import Union
 from dgxlab.errors import AGAIN, UsageError
 from dgxlab.gguf_header import BLOCKS, Header
 
-_GAIN = 1.2  # the speedup that a rewrite must be able to reach, unless given
-
 
 @dataclass(frozen=True)
 class Input:
@@ -39,9 +37,7 @@ class _Inputs:
         self.missing: dict[str, str] = {}
 
     def number(self, name: str, default: float | None = None, origin: str = "", example: str = "1") -> float:
-        if name not in self._known and default is not None:
-            self._known[name] = Input(f"{default:g}", False, origin)
-        value = self._take(name, example)
+        value = self._take(name, example, None if default is None else f"{default:g}", origin)
         try:
             number = float(value)
         except ValueError:
@@ -50,17 +46,17 @@ class _Inputs:
             raise UsageError(f"{name} must be above 0, not {value}", next="dgxlab bytes --help")
         return number
 
-    def width(self, name: str, default: str | None = None, origin: str = "") -> float:
-        """Return the bytes of a value of the type that an input names, scales counted: 4 of F32, 0.5625 of Q4_0."""
-        if name not in self._known and default is not None:
-            self._known[name] = Input(default, False, origin)
-        value = str(self._take(name, "F32")).upper()
+    def width(self, default: str | None = None) -> float:
+        """Return the bytes of a value of the input `type`, scales counted: 4 of F32, 0.5625 of Q4_0."""
+        value = str(self._take("type", "F32", default, "llama.cpp's default")).upper()
         if value not in BLOCKS:
-            raise UsageError(f"{name} {value} is no type of ggml: {', '.join(BLOCKS)}", next="dgxlab bytes --help")
+            raise UsageError(f"type {value} is no type of ggml: {', '.join(BLOCKS)}", next="dgxlab bytes --help")
         block, size = BLOCKS[value]
         return size / block
 
-    def _take(self, name: str, example: str) -> Union[float, str]:
+    def _take(self, name: str, example: str, default: str | None, origin: str) -> Union[float, str]:
+        if name not in self._known and default is not None:
+            self._known[name] = Input(default, False, origin)
         if name not in self._known:
             self.missing[name] = example
             return example
@@ -73,7 +69,7 @@ Parts = dict[str, float]  # bytes of one call, by operand
 
 def _product(inputs: _Inputs) -> Parts:
     m, n, k = (inputs.number(name) for name in ("m", "n", "k"))
-    return {"weights": m * k * inputs.width("type"), "activations": n * k * 4, "result": n * m * 4}
+    return {"weights": m * k * inputs.width(), "activations": n * k * 4, "result": n * m * 4}
 
 
 def _grouped_product(inputs: _Inputs) -> Parts:
@@ -82,7 +78,7 @@ def _grouped_product(inputs: _Inputs) -> Parts:
     # what uniform routing touches on average; a skewed router touches fewer
     touched = experts * (1 - (1 - used / experts) ** tokens)
     touched = inputs.number("touched", touched, "uniform routing")
-    weights = touched * m * k * inputs.width("type")
+    weights = touched * m * k * inputs.width()
     return {"weights": weights, "activations": tokens * k * 4, "result": tokens * used * m * 4}
 
 
@@ -91,7 +87,7 @@ def _delta_net(inputs: _Inputs) -> Parts:
     tokens = sequences * inputs.number("tokens", 1, "decoding")
     k_heads = inputs.number("k_heads", heads, "as many as value heads")
     return {
-        "state read": sequences * heads * state**2 * (width := inputs.width("type", "F32", "llama.cpp's default")),
+        "state read": sequences * heads * state**2 * (width := inputs.width("F32")),
         "state written": sequences * heads * state**2 * width,
         "q, k": 2 * tokens * k_heads * state * 4,
         "v, result": 2 * tokens * heads * state * 4,
@@ -115,17 +111,17 @@ def _convolution(inputs: _Inputs) -> Parts:
 def _attention(inputs: _Inputs) -> Parts:
     sequences, depth = inputs.number("sequences"), inputs.number("depth")
     heads, kv_heads, dim = (inputs.number(name) for name in ("heads", "kv_heads", "dim"))
-    cache = sequences * depth * kv_heads * dim * inputs.width("type", "F16", "llama.cpp's default")
+    cache = sequences * depth * kv_heads * dim * inputs.width("F16")
     return {"keys": cache, "values": cache, "q, result": 2 * sequences * heads * dim * 4}
 
 
 def _rows(inputs: _Inputs) -> Parts:
     values = inputs.number("rows") * inputs.number("width")
-    return {"read": values * inputs.width("type", "F32", "llama.cpp's default"), "written": values * 4}
+    return {"read": values * inputs.width("F32"), "written": values * 4}
 
 
 def _copy(inputs: _Inputs) -> Parts:
-    moved = inputs.number("values") * inputs.width("type", "F32", "llama.cpp's default")
+    moved = inputs.number("values") * inputs.width("F32")
     return {"read": moved, "written": moved}
 
 
@@ -162,7 +158,7 @@ class Decision:
         return [name for name, each in self.inputs.items() if not each.observed]
 
 
-def decide(kernel: str, known: Mapping[str, Input], *, gain: float = _GAIN) -> Decision:
+def decide(kernel: str, known: Mapping[str, Input], *, gain: float = 1.2) -> Decision:
     """Compare a kernel's measured time with the time for its minimum bytes at peak bandwidth.
 
     Args:
