@@ -61,16 +61,8 @@ for _command in (
     *(run.run, run.ab, loop.try_, watch.watch, run.noise, run.gate, run.plan, search.bisect, search.ablate),
     report.report,
     *(session.sessions, jobs.jobs, jobs.attach, jobs.cancel, jobs.logs),
-    *(
-        record.import_,
-        record.export,
-        record.serve_record,
-        verdict.verdict,
-        traffic.bytes_,
-        host.doctor,
-        mcp.mcp,
-        schema,
-    ),
+    *(record.import_, record.export, record.serve_record),
+    *(verdict.verdict, traffic.bytes_, host.doctor, mcp.mcp, schema),
 ):
     app.add(_command)
 for _name, _group in {

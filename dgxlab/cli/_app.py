@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from dgxlab.transport.host import Host
 
 Command = TypeVar("Command", bound=Callable[..., None])
-Read = TypeVar("Read")
 
 Word = StrEnum("Word", ["faster", "slower", "same", "inconclusive", "invalid"])  # verdicts of a chain
 
@@ -170,25 +169,24 @@ def experiment(spec: str, overrides: Sequence[str] | None = None, host: str | No
     """Read a spec by its path, or by its name below experiments/; SpecError with the command that checks it again."""
     from dgxlab.spec import load
 
-    return _read(load, spec, overrides, host)
+    with _found(spec) as path:
+        return load(path, overrides or (), host)
 
 
 def experiments(spec: str, overrides: Sequence[str] | None = None, host: str | None = None) -> list[Experiment]:
     """Read a spec as `experiment`, which may be a sweep: all its experiments."""
     from dgxlab.spec import load_all
 
-    return _read(load_all, spec, overrides, host)
+    with _found(spec) as path:
+        return load_all(path, overrides or (), host)
 
 
-def _read(
-    load: Callable[[Path, Sequence[str], str | None], Read],
-    spec: str,
-    overrides: Sequence[str] | None = None,
-    host: str | None = None,
-) -> Read:
+@contextmanager
+def _found(spec: str) -> Iterator[Path]:
+    """Yield the path of a spec, to be read inside; an error about it gets the command that checks it again."""
     path = find_spec(spec)
     try:
-        return load(path, overrides or (), host)
+        yield path
     except SpecError as error:
         mend = command("dgxlab", "plan", path) if path.is_file() else or_init(command("ls", path.parent))
         error.next = error.next or mend
