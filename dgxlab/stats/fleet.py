@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dgxlab.stats.distributions import MAD_SCALE, median, t_quantile
+from dgxlab.stats.distributions import mad, median, t_quantile
 from dgxlab.stats.precision import ALPHA, NO_SPREAD, share
 from dgxlab.stats.verdict import SAME_ALPHA, Mean, Verdict, holm
 
@@ -31,8 +31,7 @@ def outliers(values: Sequence[float]) -> list[int]:
     """Return the indices of values that are OUTLIER scaled MADs or more from the median; [] for few or equal ones."""
     if len(values) < FEWEST_DEVICES:
         return []
-    middle = median(values)
-    scale = MAD_SCALE * median([abs(value - middle) for value in values])
+    middle, scale = median(values), mad(values)
     return [i for i, value in enumerate(values) if scale > 0 and abs(value - middle) >= OUTLIER * scale]
 
 
