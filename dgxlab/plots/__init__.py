@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dgxlab import units
 from dgxlab.errors import UsageError, access, install, needs
 from dgxlab.report import Number, Provenance, Report, Table
+from dgxlab.source.programs import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -133,6 +134,12 @@ def _origins(provenances: Sequence[Provenance]) -> list[str]:
     ]
 
 
+def looks() -> Iterator[dict[str, Any]]:
+    """Yield how each line of a panel is drawn: in its own colour, with its own marker and dashes."""
+    for colour, marker, dashes in zip(*map(itertools.cycle, (COLOURS, MARKERS, DASHES)), strict=False):
+        yield {"color": colour, "marker": marker, "linestyle": dashes}
+
+
 def plain(text: str) -> str:
     """Return a text as one line: characters that cannot be printed become blanks."""
     return "".join(char if char.isprintable() else " " for char in text)
@@ -146,9 +153,7 @@ def write(figure: Figure, path: Path) -> Path:
     content = _saved(figure, format="png", dpi=DPI, metadata={"Software": None})
     with access(path, "written", UsageError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.part")
-        part.write_bytes(content)
-        part.replace(path)
+        write_whole(path, content)
     return path
 
 
@@ -304,12 +309,10 @@ def _panel(axes: Axes, chart: Chart, metric: str) -> None:
 
     every = [mark for curve in chart.curves.values() for mark in curve.get(metric, ())]
     style = units.style(units.metric(metric), [mark.y for mark in every])
-    looks = zip(itertools.cycle(COLOURS), itertools.cycle(MARKERS), itertools.cycle(DASHES), strict=False)
-    for (name, curve), (colour, marker, dashes) in zip(chart.curves.items(), looks, strict=False):
+    for (name, curve), look in zip(chart.curves.items(), looks(), strict=False):
         marks = curve.get(metric, ())
         xs, ys = [mark.x for mark in marks], [mark.y / style.factor for mark in marks]
         bars = [mark.spread / style.factor for mark in marks] if any(mark.spread for mark in marks) else None
-        look: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": dashes}
         axes.errorbar(xs, ys, yerr=bars, label=name, elinewidth=1.0, capsize=2.5, **look)
     axes.set_title(AXES[chart.form].metrics[metric], weight="bold", pad=5.0)
     axes.set_ylabel(style.unit)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from dgxlab import units
-from dgxlab.plots import COLOURS, DASHES, HEIGHT, MARKERS, label, new
+from dgxlab.plots import HEIGHT, label, looks, new
 from dgxlab.report import Number, Table
 
 if TYPE_CHECKING:
@@ -33,10 +32,8 @@ def figure(tables: Sequence[Table]) -> Figure:
     with new(HEIGHT) as figure:
         for place, (metric, title) in enumerate(LATENCIES.items(), 1):
             axes = figure.add_subplot(1, len(LATENCIES), place)
-            looks = zip(itertools.cycle(COLOURS), itertools.cycle(MARKERS), itertools.cycle(DASHES), strict=False)
-            for (name, points), (colour, marker, dashes) in zip(curves(tables, metric), looks, strict=False):
-                xs, ys = [point.x for point in points], [point.y for point in points]
-                axes.plot(xs, ys, label=name, color=colour, marker=marker, linestyle=dashes)
+            for (name, points), look in zip(curves(tables, metric), looks(), strict=False):
+                axes.plot([point.x for point in points], [point.y for point in points], label=name, **look)
                 for point in points:
                     axes.annotate(point.load, point[:2], xytext=(4, 4), textcoords="offset points", size=7.5)
             axes.set_title(title, weight="bold", pad=5.0)

@@ -29,10 +29,10 @@ from dgxlab.series.series import (
     place_for,
     read,
     unknown,
-    write_whole,
 )
 from dgxlab.series.stack import Stack, changed_files
 from dgxlab.source.cache import PINS, PinCache, check_pin
+from dgxlab.source.programs import write_whole
 
 _RECIPE = 1  # version of the algorithm that turns a series into commits; part of the cache key of a result
 

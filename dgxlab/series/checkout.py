@@ -27,11 +27,11 @@ from dgxlab.series.series import (
     place_for,
     read,
     read_overlay,
-    write_whole,
 )
 from dgxlab.series.stack import Stack, changed_files, format_patch
 from dgxlab.source.cache import LLAMA_FILES, PinCache
 from dgxlab.source.git import Git, reason
+from dgxlab.source.programs import write_whole
 
 _TREES = "refs/dgxlab/trees/"
 

@@ -243,13 +243,3 @@ def _link(root: Path, path: str) -> Path | None:
     """Return the first part of `path` below `root` that is a symbolic link."""
     parts = (root / part for part in (*reversed(Path(path).parents), Path(path)))
     return next((part for part in parts if part != root and part.is_symlink()), None)
-
-
-def write_whole(path: Path, content: bytes) -> bool:
-    """Write a file atomically; return whether its content changed."""
-    if path.is_file() and path.read_bytes() == content:
-        return False
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(content)
-    part.replace(path)
-    return True

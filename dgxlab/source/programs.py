@@ -168,6 +168,16 @@ def writing(path: Path) -> Iterator[None]:
         raise unwritable(path, error.strerror or "") from error
 
 
+def write_whole(path: Path, content: bytes) -> bool:
+    """Write a file atomically; return whether its content changed."""
+    if path.is_file() and path.read_bytes() == content:
+        return False
+    part = path.with_name(f".{path.name}.part")
+    part.write_bytes(content)
+    part.replace(path)
+    return True
+
+
 def unwritable(path: Path, cause: str) -> SpecError:
     """Return the SpecError for a folder that cannot be written, for that cause."""
     mend = "make room there, or set XDG_CACHE_HOME to another disk"
