@@ -110,7 +110,7 @@ def side_by_side(
     columns: Iterable[Column],
     rows: Iterable[Row],
     *,
-    settings: Mapping[str, Value],
+    settings: Mapping[str, Value] = {},
     notes: Iterable[str] = (),
 ) -> Table:
     """Return a table of several experiments, given columns and rows; origins, flags and caveats come from `arms`."""

@@ -99,9 +99,9 @@ def collect_sweep(store: Store, asks: Sequence[Ask]) -> Page:
     """
     evidence = [find_evidence(store, ask) for ask in asks]
     arms = [arm for arm in evidence if arm.measured]
-    columns, leads = _leads([(arm.name, arm.ask) for arm in arms])
+    columns, leads = _leads(arms)
     tables = [
-        side_by_side("sweep", title, arms, [*columns, *own], _rows_of(leads, arms, by_cell), settings={})
+        side_by_side("sweep", title, arms, [*columns, *own], _rows_of(leads, arms, by_cell))
         for tool in _tools(arms)
         for title, own, by_cell in _by_metric(tool, arms)
     ]
@@ -112,7 +112,7 @@ def collect_sweep_sessions(store: Store, jobs: Sequence[str]) -> Page:
     """Return the A/B sessions of a sweep, each of one experiment against the same baseline, beneath one another."""
     sessions = [ChainSession(store, store.job(job_id)) for job_id in jobs]
     arms = [session.candidate or session.baseline for session in sessions]
-    columns, leads = _leads([(arm.name, arm.ask) for arm in arms])
+    columns, leads = _leads(arms)
     compared = [comparisons(session) for session in sessions]
     words = [judgement.session_verdict([row.verdict.verdict for row in rows]) for rows in compared]
     effects = [
@@ -125,14 +125,14 @@ def collect_sweep_sessions(store: Store, jobs: Sequence[str]) -> Page:
         for lead, session, word, of in zip(leads, sessions, words, effects, strict=True)
     ]
     title = f"{WORDS[sessions[0].plan.kind]} of a sweep against {sessions[0].baseline.name}"
-    table = side_by_side("sweep", title, arms, columns, rows, settings={}, notes=(_ALONE,))
+    table = side_by_side("sweep", title, arms, columns, rows, notes=(_ALONE,))
     counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
     return Page("sweep", (table,), f"{len(sessions)} sessions: {counts}")
 
 
-def _leads(arms: Sequence[tuple[str, Ask]]) -> tuple[list[Column], list[Row]]:
-    settings = [{"host": ask.host, **ask.arm.cmake, **ask.arm.env} for _, ask in arms]
-    rows: list[Row] = [{"arm": name, **of} for (name, _), of in zip(arms, settings, strict=True)]
+def _leads(arms: Sequence[Evidence]) -> tuple[list[Column], list[Row]]:
+    settings = [{"host": arm.ask.host, **arm.ask.arm.cmake, **arm.ask.arm.env} for arm in arms]
+    rows: list[Row] = [{"arm": arm.name, **of} for arm, of in zip(arms, settings, strict=True)]
     return [Column("arm", "experiment"), *leading(rows, varying_of(settings))], rows
 
 
@@ -184,9 +184,9 @@ def _of_tool(tool: str, arms: Sequence[Evidence]) -> Iterator[Table]:
         columns += [Column(key, key, own[0].metric) for key in ("median", "lowest", "highest")]
         columns += [Column("spread", "spread (%)", numeric=True), Column("out", "stands out")]
         rows = [_spread_row(name, values) for name, values in by_cell.items()]
-        yield side_by_side("fleet", f"Spread of {title}", arms, columns, rows, settings={}, notes=_apart(rows))
+        yield side_by_side("fleet", f"Spread of {title}", arms, columns, rows, notes=_apart(rows))
         rows = _rows_of([{"device": arm.name} for arm in arms], arms, by_cell)
-        yield side_by_side("fleet", f"Devices, {title}", arms, [Column("device", "device"), *own], rows, settings={})
+        yield side_by_side("fleet", f"Devices, {title}", arms, [Column("device", "device"), *own], rows)
 
 
 def _rows_of(leads: Sequence[Row], arms: Sequence[Evidence], by_cell: Mapping[str, Mapping[str, Number]]) -> list[Row]:
@@ -251,7 +251,7 @@ def _session_tables(
     columns += [Column("effect", "effect (%)", numeric=True), Column("interval", "interval (%)", numeric=True)]
     columns += [Column("between", "between devices (%)", numeric=True), Column("out", "stands out")]
     title = next(iter(sessions.values())).title
-    yield side_by_side("fleet", title, arms, columns, rows, settings={}, notes=(_POOLED, *_apart(rows)))
+    yield side_by_side("fleet", title, arms, columns, rows, notes=(_POOLED, *_apart(rows)))
     keyed = list(grouped((names[key], of) for key, of in by_cell.items()).items())
     columns = [Column("device", "device"), Column("session", "session")]
     columns += [Column(name, f"{name} (%)") for name, _ in keyed]
@@ -259,7 +259,7 @@ def _session_tables(
         {"device": host, "session": session.job.job_id, **{name: _effect(of.get(host)) for name, (of, *_) in keyed}}
         for host, session in sessions.items()
     ]
-    yield side_by_side("fleet", "Effects of the devices", arms, columns, own, settings={})
+    yield side_by_side("fleet", "Effects of the devices", arms, columns, own)
 
 
 def _effect(verdict: Verdict | None) -> str | None:

@@ -38,9 +38,8 @@ def document(markdown: str, title: str, pictures: Mapping[str, str] | None = Non
     script = (TEMPLATES / "page.js").read_text()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True)
-    return environment.get_template(
-        "page.html.j2"
-    ).render(
+    page = environment.get_template("page.html.j2")
+    return page.render(
         title=next(iter(titles.values()), title),
         contents=dict(list(titles.items())[1:]),
         # the markdown is escaped, the rest is ours

@@ -161,7 +161,10 @@ class _Note:
 
 
 class _Sheet:
-    """The tables of a document, laid out for the templates, with numbered sources and what was left out."""
+    """The tables of a document, laid out for the templates, with numbered sources and what was left out.
+
+    With `columns` (keys or labels) only these are shown; UsageError if no table has a column of such a name.
+    """
 
     def __init__(
         self,
@@ -171,10 +174,6 @@ class _Sheet:
         wide: bool = False,
         columns: tuple[str, ...] = (),
     ) -> None:
-        """Lay the tables out, only with `columns` (keys or labels) if given.
-
-        Raises UsageError if no table has a column of such a name.
-        """
         every = {column.key: column.label for table in tables for column in table.columns}
         for name in columns:
             if name not in every and name not in every.values():

@@ -280,7 +280,6 @@ def labels_of(labels: Sequence[str], every: int) -> tuple[str, ...]:
     return () if len(labels) == every else tuple(labels)
 
 
-def some(items: Sequence[str], most: int = 3) -> list[str]:
-    """Return at most `most` items; if there are more, `and N more` follows them."""
-    rest = len(items) - most
-    return [*items[:most], f"and {rest} more"] if rest > 0 else list(items)
+def some(items: Sequence[str]) -> list[str]:
+    """Return at most three items; if there are more, `and N more` follows them."""
+    return [*items[:3], f"and {len(items) - 3} more"] if len(items) > 3 else list(items)
