@@ -10,7 +10,7 @@ from dgxlab import judgement, stats, units
 from dgxlab.errors import UsageError
 from dgxlab.judgement import fleets
 from dgxlab.report import ask as asking
-from dgxlab.report.arms import side_by_side
+from dgxlab.report.arms import side_by_side, told_apart
 from dgxlab.report.ask import Ask, CellAsk, Query
 from dgxlab.report.evidence import Evidence, find_evidence
 from dgxlab.report.records import Column, Number, Page, Row, Table, grouped
@@ -116,7 +116,8 @@ def collect_sweep_sessions(store: Store, jobs: Sequence[str]) -> Page:
     compared = [comparisons(session) for session in sessions]
     words = [judgement.session_verdict([row.verdict.verdict for row in rows]) for rows in compared]
     effects = [
-        {_named(row, of): _effect(row.verdict) for row in rows} for of, rows in zip(sessions, compared, strict=True)
+        dict(zip(_names(of, rows), (_effect(row.verdict) for row in rows), strict=True))
+        for of, rows in zip(sessions, compared, strict=True)
     ]
     columns += [Column("session", "session"), Column("verdict", "verdict")]
     columns += [Column(name, f"{name} (%)") for name in dict.fromkeys(name for of in effects for name in of)]
@@ -146,10 +147,11 @@ def collect_fleet_sessions(store: Store, jobs: Mapping[str, str]) -> Page:
     by_cell: dict[fleets.Identity, dict[str, Verdict]] = {}
     names: dict[fleets.Identity, str] = {}
     for host, session in sessions.items():
-        for row in comparisons(session):
+        claims = comparisons(session)
+        for row, name in zip(claims, _names(session, claims), strict=True):
             if row.verdict.effect is not None:
                 by_cell.setdefault(row.identity, {})[host] = row.verdict
-                names[row.identity] = _named(row, session)
+                names[row.identity] = name
     pooled = fleets.pooled(store, list(chosen.values()))
     rows = [_pooled_row(names[key], of, pooled[key]) for key, of in by_cell.items()]
     words = [pooled[key].verdict for key in by_cell]
@@ -168,10 +170,12 @@ def _by_metric(tool: str, arms: Sequence[Evidence]) -> Iterator[tuple[str, list[
     for metric in BENCHES[tool].compared:
         by_cell: dict[str, dict[str, Number]] = {}
         for arm in arms:
-            for cell in arm.measured:
-                if cell.ask.cell.tool == tool and metric in cell.quantities:
-                    name = _name(cell.ask, metric, arm.ask)
-                    by_cell.setdefault(name, {})[arm.name] = cell.quantities[metric]
+            asks = [ask for ask in arm.ask.cells if ask.cell.tool == tool]
+            names = told_apart([_name(ask, metric, arm.ask) for ask in asks], asks)
+            measured = {cell.ask.identity: cell.quantities for cell in arm.measured}
+            for name, ask in zip(names, asks, strict=True):
+                if metric in (numbers := measured.get(ask.identity, {})):
+                    by_cell.setdefault(name, {})[arm.name] = numbers[metric]
         if by_cell:
             title = ", ".join(filter(None, (tool, units.metric(metric).label)))
             yield title, [Column(name, name, metric) for name in by_cell], by_cell
@@ -222,8 +226,9 @@ def _name(ask: CellAsk, metric: str, of: Ask) -> str:
     return " ".join(filter(None, words))
 
 
-def _named(row: Claim, session: ChainSession) -> str:
-    return _name(row.ask, row.judged.comparison.metric, session.baseline.ask)
+def _names(session: ChainSession, claims: Sequence[Claim]) -> list[str]:
+    names = [_name(claim.ask, claim.judged.comparison.metric, session.baseline.ask) for claim in claims]
+    return told_apart(names, [claim.ask for claim in claims])
 
 
 def _pooled_row(name: str, of_device: Mapping[str, Verdict], pooled: Pooled) -> Row:

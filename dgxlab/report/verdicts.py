@@ -14,6 +14,7 @@ from dgxlab.judgement.fleets import identity
 from dgxlab.model import BASELINE, CANDIDATE, ChainStep, Plan
 from dgxlab.model.reasons import Code
 from dgxlab.report import ask as asking
+from dgxlab.report.arms import told_apart
 from dgxlab.report.ask import CellAsk
 from dgxlab.report.evidence import (
     FLAGS,
@@ -155,15 +156,14 @@ def _effects(own: int, pair: _Pair) -> Iterator[Table]:
     shown = {n: each for n, each in enumerate(pair, 1) if n == own or known[n - 1]}
     if len(shown) == 1:
         return
-    names = {}
-    for key, row in shown[own][1].items():
+    names = []
+    for row in shown[own][1].values():
         metric = metric_label(row.ask.cell.tool, row.judged.comparison.metric)
-        names[key] = " ".join(filter(None, (row.ask.model, asking.label(row.ask.cell), metric)))
-    times = Counter(names.values())
+        names.append(" ".join(filter(None, (row.ask.model, asking.label(row.ask.cell), metric))))
+    names = told_apart(names, [row.ask for row in shown[own][1].values()])
     rows: list[dict[str, Value]] = []
-    for key, name in names.items():
-        env = env_text(shown[own][1][key].ask.env) if times[name] > 1 else ""
-        rows.append({"cell": f"{name} {env}".strip()})
+    for key, name in zip(shown[own][1], names, strict=True):
+        rows.append({"cell": name})
         for number, (_, of_session) in shown.items():
             if key in of_session:
                 verdict = of_session[key].verdict

@@ -16,8 +16,10 @@ from dgxlab.report import (
     SessionReport,
     Table,
     collect,
+    collect_fleet_sessions,
     collect_job,
     collect_session,
+    collect_sweep_sessions,
     overview,
     page,
     query,
@@ -26,7 +28,7 @@ from dgxlab.report import (
 )
 from dgxlab.report.cells import OUTCOME, layout
 from dgxlab.store import Store
-from dgxlab.tools import LlamaBench
+from dgxlab.tools import BatchedBench, LlamaBench, ServeBench
 from tests.journals import CAPPED, CLOCK, THROTTLED, source
 from tests.report.worlds import CYCLES, H200, RECIPE, Session, h200, numbers, places, session_of_two
 
@@ -388,6 +390,35 @@ def test_what_is_invalid_and_new_is_shown(store: Store, what: str) -> None:
     judged, _, lever = (page(store, query(words)) for words in OF_W4A16)
     assert "2 of 2 invalid" in judged.summary
     assert lever.tables[0].rows[0]["session"] == B
+
+
+def test_cells_of_one_name_are_told_apart(store: Store) -> None:
+    """Two entries of a tool, and one of another, whose cells have the same name."""
+    sizes = ("q4k", (128,), (64,), (8,))
+    bench = (
+        *(BatchedBench(*sizes, {"n_ubatch": (n,)}) for n in (512, 2048)),
+        ServeBench(*sizes, axes={"n_ubatch": (512,)}),
+    )
+
+    def value(step: ChainStep, role: str, cycle: int) -> float:
+        return by({"chain:0": 1.1, "chain:1": 1.2, "chain:2": 1.4}[step.id])(step, role, cycle)
+
+    for job in (A, B):
+        session = session_of_two(store, job, bench=bench, host=H200 if job == A else OTHER)
+        session.build().gates().chains(value).gates(after=True).end()
+    wanted = {
+        "q4k pp128 tg64 B8 S_TG batched-bench n_ubatch=512": 10,
+        "q4k pp128 tg64 B8 S_TG batched-bench n_ubatch=2048": 20,
+        "q4k pp128 tg64 B8 S_TG serve": 40,
+    }
+    (pair,) = (table for table in collect_session(store, B).tables if table.kind == "arms")
+    effects = {row["cell"]: row["effect_pct.1"] for row in pair.rows if " S_TG" in str(row["cell"])}
+    assert effects == {name: pytest.approx(effect, abs=0.1) for name, effect in wanted.items()}
+    (row, _) = collect_sweep_sessions(store, [A, B]).tables[0].rows
+    assert {name: round(float(str(row[name]).split()[0])) for name in wanted} == wanted
+    pooled, devices = collect_fleet_sessions(store, {"a": A, "b": B}).tables
+    assert {row["cell"] for row in pooled.rows} >= wanted.keys()
+    assert {name: round(float(str(devices.rows[0][name]).split()[0])) for name in wanted} == wanted
 
 
 def test_every_session_of_a_pair_is_shown(store: Store) -> None:
