@@ -15,7 +15,6 @@ from dgxlab.cli.patch import known_series
 from dgxlab.cli.run import JobOptions
 from dgxlab.errors import ConditionsError, UsageError, edit
 from dgxlab.project import or_init, root
-from dgxlab.units import change, interval
 
 if TYPE_CHECKING:
     from dgxlab.lab.search import Bisected, Compared, Step, Subject
@@ -192,11 +191,6 @@ def _value(compared: Compared) -> dict[str, Any]:
 
 def shown_verdicts(verdicts: Sequence[tuple[Subject, Verdict]]) -> list[str]:
     """Return a line for each verdict: `pp512 slower -3.10 % (-3.50 to -2.70)`, or why it is invalid."""
-    return [f"{subject.name} {verdict.verdict}{_effect(verdict)}" for subject, verdict in verdicts]
+    from dgxlab.report.cells import effect_text
 
-
-def _effect(verdict: Verdict) -> str:
-    if verdict.effect is None:
-        return "".join(f": {reason}" for reason in verdict.reasons[:1])
-    ends = f" ({interval(verdict.ci)})" if verdict.ci else ""
-    return f" {change(verdict.effect)} %{ends}"
+    return [f"{subject.name} {verdict.verdict}{effect_text(verdict)}" for subject, verdict in verdicts]

@@ -13,6 +13,7 @@ from dgxlab.errors import UsageError
 from dgxlab.judgement import Judged
 from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, SESSIONS, ChainStep
 from dgxlab.report.ask import label
+from dgxlab.report.cells import effect_text
 from dgxlab.report.records import grouped
 from dgxlab.report.session import ChainSession
 from dgxlab.report.tables import provenance
@@ -157,15 +158,7 @@ def _verdict(axes: Axes, cell: str, metric: str, judged: Judged | None, mark: st
     """Write a panel's name above it, and the verdict: `slower -7.20 % (-10.17 to -4.13)`, or why it is invalid."""
     name = plots.plain(f"{cell}, {units.metric(metric).better} is better")
     axes.set_title(name, weight="bold", size=9.0 * min(1.0, LABEL / len(name)))
-    words = "no verdict"
-    if judged:
-        verdict = judged.verdict
-        words = verdict.verdict + mark
-        if verdict.effect is not None:
-            words += f" {units.change(verdict.effect)} %"
-            words += f" ({units.interval(verdict.interval)})" if verdict.interval else ""
-        elif verdict.reasons:
-            words += f": {verdict.reasons[0]}"
+    words = f"{judged.verdict.verdict}{mark}{effect_text(judged.verdict)}" if judged else "no verdict"
     room = TITLES - min(len(name), LABEL)
     axes.set_title(textwrap.shorten(words, room, placeholder=" ..."), loc="right", size=8.5)
 

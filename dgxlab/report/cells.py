@@ -10,7 +10,7 @@ from decimal import Decimal
 from dgxlab import units
 from dgxlab.published import Figure
 from dgxlab.report.records import Column, Glance, Number, Table, Value
-from dgxlab.stats import VERDICTS
+from dgxlab.stats import VERDICTS, Verdict
 from dgxlab.store import alias
 
 OUTCOMES = {
@@ -87,6 +87,14 @@ def text(value: Value, style: units.Style | None = None) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(value)
+
+
+def effect_text(verdict: Verdict) -> str:
+    """Return what follows a verdict's word: ` -3.10 % (-3.50 to -2.70)`, or `: WHY` if it has no effect."""
+    if verdict.effect is None:
+        return "".join(f": {reason}" for reason in verdict.reasons[:1])
+    around = f" ({units.interval(verdict.interval)})" if verdict.interval else ""
+    return f" {units.change(verdict.effect)} %{around}"
 
 
 def legend(numbers: Iterable[Number], *, marked: bool = False) -> str:

@@ -238,3 +238,9 @@ def test_an_invalid_verdict_says_why() -> None:
     why = "the bracket does not count"
     verdict = Verdict("invalid", 1, reasons=(why, "one of 2 screens"))
     assert shown_verdicts([(Subject("pp16", "pp16", "avg_ts", "m"), verdict)]) == [f"pp16 invalid: {why}"]
+
+
+def test_a_verdict_has_the_interval_that_decided_it() -> None:
+    verdict = Verdict("same", 8, (), effect=0.001, ci=(-0.012, 0.014), same_ci=(-0.004, 0.006))
+    shown = shown_verdicts([(Subject("pp16", "pp16", "avg_ts", "m"), verdict)])
+    assert shown == ["pp16 same +0.10 % (-0.40 to +0.60)"]
