@@ -39,8 +39,7 @@ def sessions(
     from dgxlab import report
 
     with workspace.store() as store:
-        asked = {"host": host, "experiment": experiment, "kind": kind and kind.value, "since": _begin(since)}
-        rows = report.sessions(store, **asked)[::-1]  # type: ignore[arg-type]  # each has the type of its parameter
+        rows = report.sessions(store, host=host, experiment=experiment, kind=kind, since=_begin(since))[::-1]
     texts = [
         {
             "session": row["alias"],

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dgxlab import judgement
 from dgxlab.judgement import gate_name
 from dgxlab.model import SESSIONS, Device, Experiment, Source, canonical
 from dgxlab.report import ask as asking
@@ -161,7 +160,7 @@ def sessions(
     for row in rows:
         words = json.loads(row.pop("verdicts"))
         row |= {"alias": alias(row["session"]), "notes": json.loads(row["notes"])}
-        row["verdict"] = summary(row["kind"], judgement.session_verdict(words), words) if words else ""
+        row["verdict"] = summary(row["kind"], words) if words else ""
     return rows
 
 
@@ -190,7 +189,7 @@ def overview(store: Store) -> Overview:
     lines: list[Row] = []
     for row in judged[:SHOWN]:
         words = json.loads(row["words"])
-        word = summary(row["kind"], judgement.session_verdict(words), words) + older(row["protocol"])
+        word = summary(row["kind"], words) + older(row["protocol"])
         lines.append({"session": row["job_id"], "verdict": word})
     of_sessions = columns("session kind host runs state", "runs", runs="runs that count")
     of_gates = columns("gate arm build count status session", "count", arm="experiment", count="passed/total")

@@ -81,8 +81,7 @@ def collect_session(store: Store, job_id: str) -> SessionReport:
     compared = comparisons(session) if session.ended and not job.rejected else []
     of_all = [row.verdict for row in compared]
     words = [verdict.verdict for verdict in of_all]
-    whole = judgement.session_verdict(words) if words else ""
-    text = f"rejected: {job.rejected}" if job.rejected else summary(job.kind, whole, words) if session.ended else ""
+    text = f"rejected: {job.rejected}" if job.rejected else summary(job.kind, words) if session.ended else ""
     if job.kind == "noise":
         by_name = {"noise": map(sigma, of_all), "noise floor": (verdict.noise for verdict in of_all)}
         known = ((name, sorted(filter(None, shares))) for name, shares in by_name.items())
@@ -103,7 +102,7 @@ def collect_session(store: Store, job_id: str) -> SessionReport:
         session=job.job_id,
         kind=job.kind,
         ended=session.ended,
-        verdict=whole,
+        verdict=judgement.session_verdict(words) if words else "",
         counts={word: words.count(word) for word in VERDICTS if word in words},
         summary=text,
         differences=tuple(differences(session.plan)),
@@ -111,13 +110,11 @@ def collect_session(store: Store, job_id: str) -> SessionReport:
     )
 
 
-def summary(kind: str, whole: str, words: Sequence[str]) -> str:
-    """Return a session's verdict, `whole`, and the number of comparisons with each: `faster: 2 of 6 faster, 4 same`.
-
-    `words` are the verdicts of the comparisons.
-    """
+def summary(kind: str, words: Sequence[str]) -> str:
+    """Return a session's verdict, and how many comparisons have which of `words`: `faster: 2 of 6 faster, 4 same`."""
     if not words:
         return f"no verdict{MARK[kind]}: the session ended before there was one"
+    whole = judgement.session_verdict(words)
     order = sorted(set(words), key=lambda word: (word != whole, VERDICTS.index(word)))
     first, *others = ((words.count(word), word) for word in order)
     counts = [f"{first[0]} of {len(words)} {first[1]}", *(f"{count} {word}" for count, word in others)]
