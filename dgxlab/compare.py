@@ -64,27 +64,28 @@ def refuse(differ: Iterable[Difference], allow: Collection[str], path: str) -> N
         raise SpecError(message, next=edit(path), details="\n".join(map(str, wrong)))
 
 
-def pairs(baseline: Experiment, candidate: Experiment, cells: Collection[str] = ()) -> Iterator[tuple[Launch, Launch]]:
-    """Yield pairs of launches, a baseline's and a candidate's, whose cells are compared in order.
+def pairs(baseline: Experiment, candidate: Experiment, cells: Collection[str] = ()) -> list[tuple[Launch, Launch]]:
+    """Return pairs of launches, a baseline's and a candidate's, whose cells are compared in order.
 
     If the matrices differ, they have only the common cells, and with `cells` only those with these labels; raises
     SpecError if there is none.
     """
-    some = False
-    for left, right in zip(baseline.bench, candidate.bench, strict=False):
-        if type(left) is type(right) and isinstance(left, Benchmark) and left.compared:
-            for pair in _paired(left, right, {**baseline.env, **left.env}, {**candidate.env, **right.env}, cells):
-                some = True
-                yield pair
-    if not some and cells:
+    matched = [
+        pair
+        for left, right in zip(baseline.bench, candidate.bench, strict=False)
+        if type(left) is type(right) and isinstance(left, Benchmark) and left.compared
+        for pair in _paired(left, right, {**baseline.env, **left.env}, {**candidate.env, **right.env}, cells)
+    ]
+    if not matched and cells:
         others = dict.fromkeys(cell.label for launch, _ in pairs(baseline, candidate) for cell in launch.cells)
         raise SpecError(
             f"the two experiments have no cell of {', '.join(cells)} in common",
             next=f"{AGAIN} with {command('--cell', next(iter(others)))}",
             details=f"they have {', '.join(others)}",
         )
-    if not some:
+    if not matched:
         raise SpecError("the two experiments have no cell in common", next=edit(candidate.path))
+    return matched
 
 
 def differing(what: str, left: Mapping[str, Any], right: Mapping[str, Any], where: str = "") -> Iterator[Difference]:
