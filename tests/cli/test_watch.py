@@ -6,6 +6,8 @@ import re
 import signal
 from pathlib import Path
 
+from dgxlab.cli.watch import _line
+from dgxlab.lab.watching import Round
 from tests import toy
 from tests.cli.conftest import Project
 from tests.cli.test_trees import STOCK, edit
@@ -67,3 +69,13 @@ def test_a_running_round_is_cancelled(project: Project, tmp_path: Path) -> None:
     assert (child.returncode, out, err.splitlines()[-1]) == (0, "", "stopped after no rounds")
     assert [row["state"] for row in project.json("sessions") if row["kind"] == "screen"] == ["cancelled"]
     assert project.run("cancel").error == "no job is running that this record knows"
+
+
+def test_a_line_names_the_metric_where_there_are_several() -> None:
+    rows = [
+        {"label": "pp16 tg8 B1", "metric": name, "verdict": verdict, "effect": None}
+        for name, verdict in (("speed_pp", "slower"), ("speed_tg", "faster"))
+    ]
+    line = _line(Round(1, "toy-tree-1a2b3c4d", "", 2.0, (), tuple(rows)))
+    assert "pp16 tg8 B1 S_PP slower, pp16 tg8 B1 S_TG faster" in line
+    assert "pp16 tg8 B1 slower" in _line(Round(1, "toy-tree-1a2b3c4d", "", 2.0, (), tuple(rows[:1])))
