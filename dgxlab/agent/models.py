@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # `identify` answers a probe, which needs no parsers
     from dgxlab.model.events import ModelEvent
     from dgxlab.model.parts import Contents
 
+    Launcher = Callable[[str, Sequence[str]], Launched]  # runs a program, given the name of its raw files and its argv
+
 _UNREAD = "unread"  # id and digest of a file that has not been read yet
 
 
@@ -122,7 +124,7 @@ def make(
     root: Root,
     step: ModelStep,
     model_id: str,
-    launch: Callable[[str, Sequence[str]], Launched],
+    launch: Launcher,
     *,
     source: ModelEvent | None = None,
     files: Mapping[str, str] | None = None,
@@ -130,7 +132,6 @@ def make(
     """Make a model from its recipe unless it exists; return its event.
 
     Args:
-        launch: Runs a program, given the name of its raw files and its argv.
         source: The finished model that it is quantised from; None for a synthetic model, which is written first.
         files: The ids that `files` returns.
 
@@ -167,13 +168,7 @@ def make(
     return _event(step, fields, reused=reused)
 
 
-def _quantise(
-    step: ModelStep,
-    launch: Callable[[str, Sequence[str]], Launched],
-    source: ModelEvent | None,
-    written: Path,
-    part: Path,
-) -> Contents:
+def _quantise(step: ModelStep, launch: Launcher, source: ModelEvent | None, written: Path, part: Path) -> Contents:
     """Make `part` from the source, or from what was written; return what it holds."""
     from dgxlab import gguf_header, quantise  # imported late, as Objects
     from dgxlab.quantise.fidelity import fidelity
@@ -186,7 +181,7 @@ def _quantise(
     before = gguf_header.read(origin)
     quantise.check_source(how, before)
     paths = {"{in}": origin, "{out}": part, "{imatrix}": Path(how.imatrix).expanduser()}
-    _launch(launch, f"{step.id}-quantize", step.quantize, paths)
+    _launch(step, launch, "quantize", step.quantize, paths)
     after = gguf_header.read(part)
     quantise.check_types(how, before, after)
     again = how.quant not in quantise.FLOATS and any(quantise.is_quantised(tensor.type) for tensor in before.tensors)
@@ -207,7 +202,7 @@ def _sent(root: Root, model_id: str) -> Path:
     return root.models / f"{model_id}-f16.gguf"
 
 
-def _write(root: Root, step: ModelStep, out: Path, launch: Callable[[str, Sequence[str]], Launched]) -> None:
+def _write(root: Root, step: ModelStep, out: Path, launch: Launcher) -> None:
     """Write the f16 file; the vocabulary of the recipe's pin is beside it meanwhile."""
     from dgxlab.agent.objects import Objects  # imported late: a probe, which imports this module, should be quick
     from dgxlab.synth import vocabulary_path
@@ -216,16 +211,13 @@ def _write(root: Root, step: ModelStep, out: Path, launch: Callable[[str, Sequen
     try:
         if isinstance(recipe, SyntheticModel) and recipe.vocab:
             Objects(root.objects).copy(recipe.vocab_pin, vocabulary_path(recipe), vocabulary)
-        _launch(launch, f"{step.id}-write", step.make, {"{out}": out, "{vocab}": vocabulary})
+        _launch(step, launch, "write", step.make, {"{out}": out, "{vocab}": vocabulary})
     finally:
         vocabulary.unlink(missing_ok=True)
 
 
-def _launch(
-    launch: Callable[[str, Sequence[str]], Launched], name: str, argv: Sequence[str], paths: Mapping[str, Path]
-) -> None:
-    launched = launch(name, [str(paths.get(arg, arg)) for arg in argv])
+def _launch(step: ModelStep, launch: Launcher, doing: str, argv: Sequence[str], paths: Mapping[str, Path]) -> None:
+    launched = launch(f"{step.id}-{doing}", [str(paths.get(arg, arg)) for arg in argv])
     if not launched.ended.ok:
-        why = launched.ended.reason(Path(argv[0]).name, 0, launched.last_words())
-        message = f"the model was not made: {why}"
+        message = f"the model was not made: {launched.failure(Path(argv[0]).name, step.limit_s)}"
         raise RemoteError(message, next=f"dgxlab logs {launched.stderr.parent.parent.name} raw/{launched.stderr.name}")

@@ -72,6 +72,16 @@ def test_a_quantiser_that_fails_does_not_use_it_up(root: Root, make: Callable[..
     assert make().size == len(F16)
 
 
+def test_a_quantiser_that_hangs(make: Callable[..., ModelEvent], tmp_path: Path) -> None:
+    def launch(name: str, argv: Sequence[str]) -> Launched:
+        out, err, limit_s = tmp_path / "out", tmp_path / "err", hangs.limit_s
+        return Launched(child.run(argv, env=os.environ, stdout=out, stderr=err, limit_s=limit_s), out, err)
+
+    hangs = replace(STEP, quantize=("sleep", "60"), limit_s=0.2)
+    with pytest.raises(RemoteError, match=r"not made: sleep ran past its limit of 0\.2 s"):
+        make(hangs, launch)
+
+
 def test_another_type_than_was_asked_for(root: Root, make: Callable[..., ModelEvent]) -> None:
     """llama-quantize falls back in silence; cp keeps F16 for sure."""
     with pytest.raises(RemoteError, match=r"did not make Q4_0: token_embd\.weight is F16"):
