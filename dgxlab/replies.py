@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ class Status:
     state: str
     """absent, staged, queued, running, done or lost; in a list of jobs also elsewhere, if it is below another root."""
     journal_bytes: int = 0
-    rc: dict[str, Any] | None = None  # the final status, see `final_status`; None before the job ends
+    rc: Mapping[str, Any] | None = None  # the final status, see `final_status`; None before the job ends
     cause: str = ""
     """Why a job with a final status is lost: its files were changed or damaged; what one does that is elsewhere."""
     slurm: str = ""

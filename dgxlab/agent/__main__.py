@@ -81,13 +81,7 @@ def _job(root: str, job_id: str) -> Job:
 
 
 def probe(root: str) -> dict[str, Any]:
-    """Return what the client needs to know before it plans; stdin has `commits`, `models` and `synthetic` models.
-
-    Returns:
-        `facts` of the host; `running` jobs; `missing` commits; `models`: the identity of each model file, None if there
-        is no such file; `to_send`: synthetic models that the client must send; `absent`: paths and programs of
-        hosts.yaml that do not exist, and obstacles to any job.
-    """
+    """Return the fields of a `transport.host.Probe`; stdin has `commits`, `models` and `synthetic` models."""
     from dgxlab.model import to_json
 
     here, asked, models = _root(root), json.load(sys.stdin.buffer), _of("models")

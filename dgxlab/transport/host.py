@@ -17,7 +17,7 @@ from dgxlab.agent.boot import NO_AGENT, OPEN_ROOT
 from dgxlab.errors import DgxlabError, HostError, RemoteError, by_exit_code, command, edit, one_line
 from dgxlab.model import Experiment, Facts, HostEntry, Plan, Slurm, canonical, digest, from_json
 from dgxlab.model.parts import Count, Details, FinalStatus, ModelFile
-from dgxlab.replies import END, Item, Removal
+from dgxlab.replies import END, Item, Removal, Status
 from dgxlab.transport.base import CommandFailed, Transport
 from dgxlab.transport.bundle import BOOT, OLD_PYTHON, bundle
 
@@ -46,16 +46,12 @@ _CALL = (
 
 
 @dataclass(frozen=True)
-class JobStatus:
-    """A job's state on the host."""
+class JobStatus(Status):
+    """A job's state on the host, with the types that its reply must have."""
 
-    job_id: str
     state: State
     journal_bytes: Count = 0
-    rc: FinalStatus | None = None  # the final status; None before the job ends
-    cause: str = ""  # why a job with a final status counts as lost; what a job does that is elsewhere
-    slurm: str = ""  # what Slurm says of a job without a final status
-    waits_for: str = ""  # whose build or device a running job waits for
+    rc: FinalStatus | None = None
 
 
 @dataclass(frozen=True)
@@ -100,7 +96,8 @@ class Probe:
     models: Mapping[str, ModelFile | None]  # requested model files by path; None for a missing one
     running: Mapping[str, str]  # the subject of each running job, of any client, by job id
     to_send: tuple[str, ...]  # ids of requested synthetic models that it neither has nor can make
-    absent: tuple[tuple[str, str], ...] = ()  # (key of hosts.yaml, path or program) of each that the host does not have
+    absent: tuple[tuple[str, str], ...] = ()
+    """(key of hosts.yaml, path or program) of each that the host does not have, and obstacles to any job."""
     nodes: tuple[ClusterNode, ...] = ()  # nodes of a cluster, those that are idle first
 
 
