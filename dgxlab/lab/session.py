@@ -77,11 +77,9 @@ def _once(lab: Lab, host: Host, request: Request, sides: Sequence[Side], watch: 
     probe = prepare(host, sides, watch)
     if request.behind and not followed:
         probe = _behind_others(host, request, sides, probe, watch)
-    at = place(lab.store, host, request, sides, probe, followed)
-    at, followed = _joined(lab, host, request, sides, at, followed, watch)
+    at, followed = _left(lab, host, request, sides, probe, followed, watch)
     if at.job and cluster.build_first(lab, host, at.job, sides, at.probe, watch):  # others went on meanwhile
-        at = place(lab.store, host, request, sides, prepare(host, sides, watch), followed)
-        at, followed = _joined(lab, host, request, sides, at, followed, watch)
+        at, followed = _left(lab, host, request, sides, prepare(host, sides, watch), followed, watch)
     todo, job, probe = at.todo, at.job, at.probe
     last = sides[-1]
     device, build = device_of(last, probe), build_of(last, probe)
@@ -142,14 +140,15 @@ def _behind_others(host: Host, request: Request, sides: Sequence[Side], probe: P
     return probe
 
 
-def _joined(
-    lab: Lab, host: Host, request: Request, sides: Sequence[Side], at: Place, followed: str, watch: Watch
+def _left(
+    lab: Lab, host: Host, request: Request, sides: Sequence[Side], probe: Probe, followed: str, watch: Watch
 ) -> tuple[Place, str]:
-    """Follow another client's job of the same, if one runs; return what is left to do then, and the job's id."""
-    if at.job is None or followed or request.kind == "gate":
-        return at, followed
-    if followed := join(lab, host, request.subject, sides, at.probe, watch):
-        at = place(lab.store, host, request, sides, prepare(host, sides, watch), followed)
+    """Return what is left to do, and the job that was `followed`: another client's of the same, if one runs."""
+    at = place(lab.store, host, request, sides, probe, followed)
+    if at.job and not followed and request.kind != "gate":
+        followed = join(lab, host, request.subject, sides, at.probe, watch)
+        if followed:
+            at = place(lab.store, host, request, sides, prepare(host, sides, watch), followed)
     return at, followed
 
 
