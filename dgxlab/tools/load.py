@@ -21,7 +21,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
@@ -155,7 +154,6 @@ def prompts(count: int, tokens: int, n_vocab: int, seed: str) -> Iterator[list[i
         yield [first, *source.choices(known, k=tokens - 1)]
 
 
-@dataclass(frozen=True)
 class Api:
     """How an engine is asked: llama-server by its own requests, which have all that must be checked."""
 
