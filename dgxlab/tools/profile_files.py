@@ -182,7 +182,8 @@ _SCALES = {
 def ncu(text: str) -> Reading:
     """Parse `ncu --csv`, of either page: a row for each kernel with its grid and block size, and a launch's metrics.
 
-    Raises Refused if the text is of several processes or devices, a row is broken or missing, or a kernel took no time.
+    Raises Refused if the text is of several processes or devices, a row is broken or missing, a kernel took no time, or
+    its values of a metric have several units.
     """
     rows = list(csv_rows(text, _FIRST))
     if rows and "Metric Name" not in rows[0].columns:
@@ -196,14 +197,20 @@ def ncu(text: str) -> Reading:
             f"launch {min(counted, key=counted.__getitem__)} lacks metrics that others have: it was cut short"
         )
     same = shared([line.columns for line in rows], ("Process Name", "Device", "CC", "Host Name"))
-    kernels: dict[tuple[str, ...], dict[tuple[str, str], list[float]]] = {}
+    kernels: dict[tuple[str, ...], dict[str, tuple[str, list[float]]]] = {}
+    sections: dict[str, str] = {}  # the first one of each metric: another one may give it in another unit
     for line in rows:
         unit, factor = _SCALES.get(unit := line.text("Metric Unit"), (unit, 1.0))
         digits, metric = line.text("Metric Value").replace(",", ""), line.text("Metric Name")
         if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", digits) or (metric == _TIME and not float(digits)):
             raise Refused(f"{metric} is {digits[:40]!r}", line.number)
-        values = kernels.setdefault(tuple(line.text(name) for name in _SHAPE), {})
-        values.setdefault((metric, unit), []).append(float(digits) * factor)
+        section = line.columns.get("Section Name", "")
+        metric = metric if sections.setdefault(metric, section) == section else f"{section}: {metric}"
+        metrics = kernels.setdefault(tuple(line.text(name) for name in _SHAPE), {})
+        first, values = metrics.setdefault(metric, (unit, []))
+        if unit != first:
+            raise Refused(f"{metric} is in {first}, and in {unit}: ncu --print-units base gives one unit", line.number)
+        values.append(float(digits) * factor)
     return Reading(tuple(_ncu_row(*each) for each in kernels.items()), same)
 
 
@@ -218,11 +225,10 @@ def _metrics(launch: Line, units: Line) -> Iterator[Line]:
             yield Line(launch.number, {**launch.columns, **metric})
 
 
-def _ncu_row(shape: Sequence[str], metrics: Mapping[tuple[str, str], Sequence[float]]) -> Row:
+def _ncu_row(shape: Sequence[str], metrics: Mapping[str, tuple[str, Sequence[float]]]) -> Row:
     kernel, grid, block = shape
     params = {"kernel": short(kernel), "group": group_of(kernel), "grid": grid, "block": block}
-    named = {"launch_us" if name == _TIME else name: (unit, tuple(each)) for (name, unit), each in metrics.items()}
-    values = [Values(name, unit, each) for name, (unit, each) in named.items()]
+    values = [Values({_TIME: "launch_us"}.get(name, name), unit, tuple(each)) for name, (unit, each) in metrics.items()]
     launches = max(len(each.values) for each in values)
     label = f"{params['group']}: {params['kernel']} {grid} {block}"
     return Row(label, params, (*values, Values("launches", "launches", (float(launches),))))

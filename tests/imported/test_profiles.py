@@ -3,6 +3,7 @@
 No machine of ours has nsys: its files are made here, with the tables and columns that an export of nsys 2024 has.
 """
 
+import re
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -161,6 +162,18 @@ def test_the_csv_of_ncu() -> None:
     assert values["dram__bytes_read.sum"].values == (2152704.0, 2152960.0, 2152960.0)
 
 
+def test_a_metric_that_two_sections_of_ncu_have(tmp_path: Path) -> None:
+    """As Memory Throughput, which is a share in one and a rate in the other."""
+    path = tmp_path / "ncu.csv"
+    path.write_text(
+        re.sub('"[^"]*","dram__bytes_write.sum","byte"', '"Memory","dram__bytes_read.sum","%"', NCU.read_text())
+    )
+    (row,) = open_file(path).reading.rows
+    values = {each.metric: each for each in row.values}
+    assert values["dram__bytes_read.sum"].values == (2152704.0, 2152960.0, 2152960.0)
+    assert (values["Memory: dram__bytes_read.sum"].values, values["launches"].values) == ((0.0, 0.0, 0.0), (3.0,))
+
+
 def test_the_raw_page_of_ncu() -> None:
     """Of hundreds of columns, those that were measured, once."""
     (row,) = open_file(NCU.with_name("ncu-raw.csv")).reading.rows
@@ -180,6 +193,7 @@ def test_the_raw_page_of_ncu() -> None:
         (lambda text: text.replace('"4,384"', '"n/a"'), "is 'n/a'"),
         (lambda text: text.replace('"1","6830"', '"1","6831"', 1), "2 values of Process ID"),
         (lambda text: text.replace('"0","9.0"', '"1","9.0"', 1), "2 values of Device"),
+        (lambda text: text.replace('"byte","2,152,960"', '"Kbyte/s","2"'), "is in byte, and in Kbyte/s"),
         (lambda text: text[:-40], "broken row"),
         (lambda text: text[: text.rindex('"2","6830"')], "launch 2 lacks metrics"),
     ],
