@@ -118,13 +118,14 @@ def run(  # noqa: PLR0913 - all but argv by name
         )
         try:
             ended = _wait(child, begin + limit_s, look, streams)
+            seconds = time.monotonic() - begin
         finally:
             # a program's own children must not outlive it: they would measure beside the next run
             left = _end(child, streams)
         too_long = _too_long(streams)
         for fd in streams:
             os.ftruncate(fd, min(os.fstat(fd).st_size, OUTPUT_LIMIT))
-    code, seconds = child.returncode, time.monotonic() - begin
+    code = child.returncode
     rc, number = (code, None) if code >= 0 else (None, -code)
     timed_out = not ended and not too_long
     return Exit(rc, number, started, seconds, timed_out=timed_out, too_long=too_long, left=left, pid=child.pid)

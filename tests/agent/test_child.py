@@ -115,6 +115,13 @@ def test_what_a_program_leaves_running_is_ended_and_named(tmp_path: Path, adopts
     assert child._strays() == []
 
 
+def test_a_run_takes_no_longer_for_what_it_leaves(
+    tmp_path: Path, adopts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "_LEFT_S", 2.0)
+    assert launch(tmp_path, "setsid", "-f", "sleep", "60").seconds < 2.0
+
+
 def test_what_ends_right_after_its_program_was_not_left(
     tmp_path: Path, adopts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
