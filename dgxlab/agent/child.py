@@ -224,9 +224,8 @@ def _signal_group(pgid: int, number: int) -> None:
 
 
 def _prepare(death_signal: int, file_limit: int, processors: Sequence[int] = ()) -> Callable[[], None]:
-    most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    unlimited = resource.RLIM_INFINITY
-    limit = most if file_limit == unlimited else file_limit if most == unlimited else min(file_limit, most)
+    unlimited, (_, most) = resource.RLIM_INFINITY, resource.getrlimit(resource.RLIMIT_FSIZE)
+    limit = min((each for each in (file_limit, most) if each != unlimited), default=unlimited)
 
     def prepare() -> None:
         os.setpgid(0, 0)
