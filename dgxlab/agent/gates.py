@@ -75,21 +75,23 @@ def run_gate(bench: Workbench, step: GateStep, baseline: GateEvent | None = None
 
 def _parity(bench: Workbench, step: GateStep, gate: ParityGate, baseline: GateEvent | None) -> _Judged:
     argv = bench.fill(step.commands[0].argv, step.arm)
+    judged = _Judged()
 
     def launch(name: str) -> tuple[Launched, GateReading]:
         look = _counting(bench, step, bench.printed(name))
         launched = bench.launch(name, argv, step.env, step.limit_s, look=look)
+        judged.add(ARM, argv, step.env, launched.ended)
         return launched, parity.read_gate(launched.text(), gate.backend)
 
     launched, reading = launch(step.id)
     reasons = _reasons(gate, step.limit_s, launched, reading)
     flaky = tuple(dict.fromkeys(reading.failed))
-    raw = launched.raw()
+    judged.raw = launched.raw()
     if 0 < len(flaky) <= _RERUN_AT_MOST and not _reasons(gate, step.limit_s, launched, reading, forgiving=True):
         again: Reasons = ()
         for number in range(1, _RERUNS + 1):
             rerun = launch(f"{step.id}-again{number}")
-            raw |= {f"again {number} {stream}": file for stream, file in rerun[0].raw().items()}
+            judged.raw |= {f"again {number} {stream}": file for stream, file in rerun[0].raw().items()}
             if again := _reasons(gate, step.limit_s, *rerun):
                 break
         sentence = "the same" if again == reasons else "; ".join(map(str, again))
@@ -101,8 +103,8 @@ def _parity(bench: Workbench, step: GateStep, gate: ParityGate, baseline: GateEv
     counted = {name: getattr(reading, name) for name in ("passed", "total", "unsupported")}
     counted["failed"] = tuple(case for case in reading.failed if case not in flaky)
     counted["cases"] = case_digest(reading.cases) if reading.total else None
-    judged = _Judged([], {ARM: counted}, raw, reasons, flaky, reading.cases if reading.total else None)
-    judged.add(ARM, argv, step.env, launched.ended)
+    judged.readings, judged.reasons, judged.flaky = {ARM: counted}, reasons, flaky
+    judged.case_list = reading.cases if reading.total else None
     return judged
 
 

@@ -91,7 +91,8 @@ def test_a_flaky_case_is_recorded_and_passes(toy_lab: ToyLab, tmp_path: Path) ->
     cases = gate["readings"]["arm"]
     assert (gate["status"], gate["flaky"], cases["failed"], cases["passed"]) == ("flaky", [FAILING], [], 3)
     raw = toy_lab.root / "jobs" / outcome.job_id / "raw"
-    assert len(list(raw.glob("gate-0*.out"))) == 4
+    assert len(list(raw.glob("gate-0*.out"))) == len(gate["commands"]) == 4
+    assert gate["seconds"] == pytest.approx(sum(command["seconds"] for command in gate["commands"]))
     assert {"stdout", "again 1 stdout", "again 3 stderr"} <= set(gate["raw"])
     assert (tmp_path / "calls").read_text() == "xxxx"
 
