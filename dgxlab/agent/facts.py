@@ -173,12 +173,12 @@ def _line(path: str, pattern: str) -> str:
 def condition() -> dict[str, float | None]:
     """Return memory, swapping, load, clock and temperature of the host now, by name; an unknown value is None, never 0.
 
-    They come from /proc/meminfo, /proc/vmstat, scaling_cur_freq of cpufreq (or /proc/cpuinfo) and thermal_zone*.
+    Sources: /proc/meminfo, /proc/vmstat, scaling_cur_freq of cpufreq, thermal_zone*. /proc/cpuinfo is not read: in a
+    virtual machine its clock is the nominal one, also while the processor is throttled.
     """
     memory, counted = _pairs("/proc/meminfo"), _pairs("/proc/vmstat")
     policies = Path("/sys/devices/system/cpu/cpufreq").glob("policy*/scaling_cur_freq")
     mhz = [int(khz) / 1000 for path in policies if (khz := read(str(path)).strip()).isdigit()]
-    mhz = mhz or [float(text) for text in re.findall(r"^cpu MHz\s*:\s*([\d.]+)", read("/proc/cpuinfo"), re.M)]
     zones = [read(str(zone)).strip() for zone in Path("/sys/class/thermal").glob("thermal_zone*/temp")]
     return {
         "load_1min": os.getloadavg()[0],
