@@ -21,6 +21,9 @@ from dgxlab.errors import AGAIN, UNSEEN, DgxlabError, Interrupted, escaped, one_
 CONTROL = rf"(?:\x1b\[|\x9b)[0-9;?]*[ -/]*[@-~]|{UNSEEN}"
 """A regex of what could control a terminal or change the order of shown text; compiled at the first output."""
 
+_LEAST = 20
+"""Width in which the shortened last column of a table can still be read."""
+
 Format = StrEnum("Format", ["human", "json"])
 FormatOption = Annotated[Format, Option("--format", help="How to print the result on stdout.")]
 QuietOption = Annotated[bool, Option("--quiet", "-q", help="No progress on stderr, only errors.")]
@@ -115,23 +118,26 @@ def plural(number: int, word: str) -> str:
     return f"{number or 'no'} {word}{'' if number == 1 else 's'}"
 
 
-def table(rows: Sequence[Mapping[str, str]], *, right: Collection[str] = ()) -> str:
+def table(rows: Sequence[Mapping[str, str]], *, right: Collection[str] = (), cut: bool = False) -> str:
     """Return rows, at least one, as a text table with a header; columns named in `right` are right-aligned.
 
-    Where stdout is a terminal too narrow for it, each row is a list of its cells that have a text.
+    On a terminal too narrow for it the last column is shortened, if it may be `cut`. Where that does not suffice, each
+    row is a list of its cells that have a text.
     """
     columns = list(rows[0])
     lines = [columns, *([one_line(row[column]) for column in columns] for row in rows)]
-    padded = []
-    for number, column in enumerate(columns):
-        width = max(len(line[number]) for line in lines)
-        padded.append([line[number].rjust(width) if column in right else line[number].ljust(width) for line in lines])
-    text = "\n".join("  ".join(line).rstrip() for line in zip(*padded, strict=True))
-    if not sys.stdout.isatty() or max(map(len, text.splitlines())) <= shutil.get_terminal_size().columns:
-        return text
-    width = max(map(len, columns))
-    pairs = ([(column, cell) for column, cell in zip(columns, line, strict=True) if cell] for line in lines[1:])
-    return "\n\n".join("\n".join(f"{column:<{width}}  {cell}" for column, cell in row) for row in pairs)
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else sum(widths) + 2 * len(widths)
+    left = room - sum(widths[:-1]) - 2 * len(widths[:-1])
+    if left < widths[-1] and not (cut and left >= _LEAST):
+        width = max(map(len, columns))
+        pairs = ([(column, cell) for column, cell in zip(columns, line, strict=True) if cell] for line in lines[1:])
+        return "\n\n".join("\n".join(f"{column:<{width}}  {cell}" for column, cell in row) for row in pairs)
+    for line in lines:
+        line[-1] = line[-1] if len(line[-1]) <= left else f"{line[-1][: left - 1]}…"
+        for number, column in enumerate(columns):
+            line[number] = line[number].rjust(widths[number]) if column in right else line[number].ljust(widths[number])
+    return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
 def show_error(error: DgxlabError) -> None:

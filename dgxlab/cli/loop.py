@@ -96,7 +96,7 @@ def list_(
         }
         for row in rows
     ]
-    out.result(rows, lambda: table(texts, right=("try", "lines")) if texts else "no tries")
+    out.result(rows, lambda: table(texts, right=("try", "lines"), cut=True) if texts else "no tries")
 
 
 _TryArgument = Annotated[str, Argument(metavar="TRY", help="A try: its number, or the last six characters of its id.")]

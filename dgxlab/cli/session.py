@@ -50,7 +50,7 @@ def sessions(
         for row in rows
         for state in ["" if row["state"] == "done" and row["verdict"] else row["state"]]
     ]
-    out.result(rows, lambda: table(texts) if texts else "no sessions", outcomes=True)
+    out.result(rows, lambda: table(texts, cut=True) if texts else "no sessions", outcomes=True)
 
 
 def _begin(since: str | None) -> float:

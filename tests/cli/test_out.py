@@ -38,6 +38,22 @@ def test_a_hosts_words_are_no_lines_of_ours(capsys: pytest.CaptureFixture[str]) 
     assert table([{"a": FORGED, "b": "1"}]).splitlines()[1:] == [f"{SEEN}  1"]
 
 
+@pytest.mark.parametrize(
+    ("width", "cut", "shown"),
+    [
+        (80, True, ["name   outcome", "a" * 5 + "  " + "b" * 30, "c      done"]),
+        (30, True, ["name   outcome", "a" * 5 + "  " + "b" * 22 + "…", "c      done"]),
+        (30, False, ["name     aaaaa", f"outcome  {'b' * 30}", "", "name     c", "outcome  done"]),
+        (20, True, ["name     aaaaa", f"outcome  {'b' * 30}", "", "name     c", "outcome  done"]),
+    ],
+)
+def test_a_table_fits_into_a_terminal(monkeypatch: pytest.MonkeyPatch, width: int, cut: bool, shown: list[str]) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    rows = [{"name": "a" * 5, "outcome": "b" * 30}, {"name": "c", "outcome": "done"}]
+    assert table(rows, cut=cut).splitlines() == shown
+
+
 @pytest.mark.parametrize("old", [[], ["--wait", "0"], ["--wait=0"]])
 def test_the_next_command_replaces_an_option(monkeypatch: pytest.MonkeyPatch, old: list[str]) -> None:
     """The option that was typed, not what a text says of it."""
