@@ -327,7 +327,8 @@ def ceiling_share(evidence: Evidence, cell: Measured) -> str | None:
 def flags(evidence: Evidence, cells: Sequence[Measured]) -> tuple[ShownFlag, ...]:
     """Return the flags of the runs of these cells, the hard ones first, and a flag on unsteady cells."""
     groups = grouped(((bool(flag["hard"]), flag["reason"]), cell) for cell in cells for flag in cell.flags)
-    noises = [max((each.spread or 0.0) / each.middle for each in cell.quantities.values()) for cell in cells]
+    spreads = [[each.spread / each.middle for each in cell.quantities.values() if each.spread] for cell in cells]
+    noises = [max(of_cell, default=0.0) for of_cell in spreads]
     if (most := max(noises, default=0.0)) > UNSTEADY:
         host = ("--host", evidence.ask.host) if evidence.ask.host != "local" else ()
         again = command("dgxlab", "run", evidence.experiment, *host, "--again")

@@ -62,6 +62,12 @@ def test_the_host_gap_is_the_difference_of_two_steps(store: Store) -> None:
     assert [row["host_gap_ms"] for row in whole.rows] == gaps
 
 
+def test_a_host_gap_of_exactly_0(store: Store) -> None:
+    record(store, "plain", 1000)
+    (table,) = page(store, query({"form": "serving", "experiment": "plain"})).tables
+    assert [row["host_gap_ms.0"] for row in table.rows] == [Number("host_gap_ms", "ms", None, value=0.0)] * 2
+
+
 def test_without_the_same_sizes_there_is_no_host_gap(store: Store) -> None:
     record(store, "alone", 2000, bench=(SERVE,))
     (table,) = page(store, query({"form": "serving", "experiment": "alone"})).tables
