@@ -47,8 +47,10 @@ def figure(tables: Sequence[Table]) -> Figure:
         origins = [origin.provenance for table in tables for origin in table.origins] or [
             table.provenance for table in tables
         ]
-        numbers = "streams at once" if load == "B" else load
-        label(figure, "Throughput against latency", [*settings, f"numbers: {numbers}"], origins)
+        about = [*settings, f"numbers: {'streams at once' if load == 'B' else load}"]
+        if any(load not in row for table in tables for row in table.rows):
+            about.append("rows by requests/s are not drawn")
+        label(figure, "Throughput against latency", about, origins)
     return figure
 
 

@@ -96,6 +96,13 @@ def test_requests_that_arrive_have_a_table_of_their_own(store: Store, tmp_path: 
     ((_, points),) = serving.curves([arrived], "ttft_p50_ms")
     assert [(point.x, point.load) for point in points] == [(5.0, "4.0"), (5.0, "16.0")]
     assert write(serving.figure([arrived]), tmp_path / "arrivals.png").read_bytes().startswith(b"\x89PNG")
+    both, rates = (_texts(serving.figure(tables)) for tables in ([at_once, arrived], [arrived]))
+    assert ("rows by requests/s are not drawn" in both, "not drawn" in rates) == (True, False)
+
+
+def _texts(figure: Any) -> str:
+    texts = figure.findobj(match=lambda artist: hasattr(artist, "get_text"))
+    return " ".join(" ".join(text.get_text() for text in texts).split())
 
 
 def test_what_two_engines_differ_in_is_listed(store: Store) -> None:
