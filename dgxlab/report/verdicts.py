@@ -161,12 +161,13 @@ def _effects(own: int, pair: _Pair) -> Iterator[Table]:
     rows: list[dict[str, Value]] = []
     for key, name in zip(shown[own][1], names, strict=True):
         rows.append({"cell": name})
-        for number, (_, of_session) in shown.items():
+        for number, (each, of_session) in shown.items():
             if key in of_session:
                 verdict = of_session[key].verdict
+                word = verdict.verdict + MARK[each.job.kind]
                 effect = "" if verdict.effect is None else units.change(verdict.effect)
                 around = f"({units.interval(verdict.interval)})" if verdict.interval else ""
-                rows[-1][f"effect.{number}"] = " ".join(filter(None, (effect, around, verdict.verdict)))
+                rows[-1][f"effect.{number}"] = " ".join(filter(None, (effect, around, word)))
                 rows[-1] |= {f"{name}.{number}": value for name, value in _in_percent(verdict).items()}
     columns, origins = [Column("cell", "cell")], []
     for number, (each, _) in shown.items():

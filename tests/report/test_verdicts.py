@@ -445,6 +445,9 @@ def test_every_session_of_a_pair_is_shown(store: Store) -> None:
     shown = render_page(page(store, query({"form": "verdicts", "session": B})))
     assert shown.startswith(f"**{report.summary}**")
     assert "| cell | session 1 | session 2, this one | session 3 |" in shown
+    held(store, 1.2, "20261120-225900-h200-f", kind="screen", noise=0.004)
+    (screens,) = (t for t in collect_session(store, "20261120-225900-h200-f").tables if t.kind == "arms")
+    assert [str(screens.rows[0][f"effect.{number}"])[-8:] for number in (1, 2)] == ["(screen)"] * 2
     alone = collect_session(store, "20261120-205900-h200-d")
     assert (alone.summary, [table for table in alone.tables if table.kind == "arms"]) == ("faster: 2 of 2 faster", [])
 
