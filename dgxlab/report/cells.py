@@ -117,8 +117,10 @@ def legend(numbers: Iterable[Number], *, marked: bool = False) -> str:
         parts.append("median of the values that the tool printed ± their scaled MAD (number of values)")
     if any(number.mean is not None for number in spread):
         parts.append("geometric mean of a chain's runs in the cycles that count ± their scaled MAD (number of runs)")
+    if any(number.of == "kernels" for number in numbers):
+        parts.append("a group of kernels: sum of their medians (number of samples)")
     if len(spread) < len(numbers):
-        parts.append("a number without ± is a single value")
+        parts.append("a number alone is a single value")
     if marked:
         parts.append("a run with a hard event was disturbed: no verdict uses it, and a table only if there is no other")
     return "; ".join(parts)

@@ -146,17 +146,22 @@ def _table(each: Profile, title: str, columns: Sequence[Column], rows: Sequence[
 
 
 def _times(kernels: Sequence[Kernel], each: Profile) -> dict[str, Value]:
-    us = sum(kernel.us for kernel in kernels)
-    spread = kernels[0].numbers["step_us"].spread if len(kernels) == 1 else None
-    n = kernels[0].numbers["step_us"].n
+    time = _step_us(kernels)
     count = sum(kernel.numbers["launches"].middle for kernel in kernels)
     return {
         "launches": f"{count:g}",
-        "step_us": Number("step_us", "us", n, spread, median=us, of="samples"),
-        "share": f"{100 * us / each.us:.1f}",
-        "share_pct": 100 * us / each.us,
-        "token_us": f"{us / each.tokens:.4g}",
+        "step_us": time,
+        "share": f"{100 * time.middle / each.us:.1f}",
+        "share_pct": 100 * time.middle / each.us,
+        "token_us": f"{time.middle / each.tokens:.4g}",
     }
+
+
+def _step_us(kernels: Sequence[Kernel]) -> Number:
+    """Return the time of kernels in a step; of several it is a sum, which has no spread."""
+    first = kernels[0].numbers["step_us"]
+    total = sum(kernel.us for kernel in kernels)
+    return first if len(kernels) == 1 else replace(first, spread=None, median=total, of="kernels")
 
 
 def _notes(each: Profile) -> Iterable[str]:
@@ -175,8 +180,9 @@ def _notes(each: Profile) -> Iterable[str]:
 
 
 def _beside(pair: tuple[Profile, Profile]) -> list[Table]:
-    groups = [{name: sum(k.us for k in kernels) for name, kernels in each.groups().items()} for each in pair]
-    kernels = [{kernel.name: kernel.us for kernel in each.kernels} for each in pair]
+    groups = [{name: _step_us(of) for name, of in each.groups().items()} for each in pair]
+    by_name = [grouped((kernel.name, kernel) for kernel in each.kernels) for each in pair]
+    kernels = [{name: _step_us(of) for name, of in each.items()} for each in by_name]
     least = SHOWN * max(each.us for each in pair)
     name = _name(pair[0].cell.ask)
     total = " and ".join(f"{each.us:.1f}" for each in pair)
@@ -189,22 +195,22 @@ def _moved(
     pair: tuple[Profile, Profile],
     title: str,
     lead: str,
-    times: Sequence[Mapping[str, float]],
+    times: Sequence[Mapping[str, Number]],
     least: float,
     notes: Sequence[str] = (),
 ) -> Table:
     first, second = times
     rows: list[dict[str, Value]] = []
     for name in dict.fromkeys((*first, *second)):
-        moved = second.get(name, 0.0) - first.get(name, 0.0)
+        before, after = (of[name].middle if name in of else 0.0 for of in (first, second))
+        moved = after - before
         if abs(moved) < least:
             continue
         row: dict[str, Value] = {lead: name, "moved": f"{moved:+.1f}", "moved_us": moved}
         for number, each in enumerate(pair):
             if name in times[number]:
-                us = times[number][name]
-                row[f"us.{number}"] = Number("step_us", "us", None, value=us)
-                row[f"share.{number}"] = f"{100 * us / each.us:.1f}"
+                row[f"us.{number}"] = time = times[number][name]
+                row[f"share.{number}"] = f"{100 * time.middle / each.us:.1f}"
         rows.append(row)
     columns = [Column(lead, lead)]
     for number, each in enumerate(pair):

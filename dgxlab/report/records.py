@@ -23,7 +23,8 @@ class Number:
     median: float | None = field(default=None, metadata=LATER)
     mean: float | None = field(default=None, metadata=LATER)  # geometric, of the runs of a chain that count
     value: float | None = field(default=None, metadata=LATER)  # as printed
-    of: str = field(default="", metadata=LATER)  # "samples", "values" or "runs": what the median is taken over
+    of: str = field(default="", metadata=LATER)
+    """What the median is taken over: "samples", "values" or "runs"; "kernels" for a sum of their medians."""
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> Number:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dgxlab.errors import UsageError
-from dgxlab.report import collect, page, query, render, render_page
+from dgxlab.report import Number, collect, page, query, render, render_page
 from dgxlab.store import Store
 from dgxlab.tools import BENCHES, ProfileBench
 from tests.conftest import PROJECT
@@ -68,6 +68,21 @@ def test_the_published_shares(store: Store) -> None:
     assert sum(row["share_pct"] for row in rows.values()) == pytest.approx(100)
     assert rows["norms"]["step_us"].middle == pytest.approx(99)
     assert rows["norms"]["launches"] == "2"
+
+
+def test_what_a_number_without_spread_is(store: Store) -> None:
+    """A group's time is a sum, which has no spread; of two experiments a kernel alone keeps its own."""
+    kernels = {**STEP, "void norm_f32<1024>(float const*, float*)": 40_000}
+    profiled(store, "moe", "20261120-090000-moe", kernels)
+    profiled(store, "other", "20261120-090000-other", {kernel: 2 * ns for kernel, ns in kernels.items()})
+    legend = "a group of kernels: sum of their medians (number of samples)"
+    for names in ("moe", "moe,other"):
+        text = " ".join(render_page(page(store, query({"form": "profile", "experiment": names}))).split())
+        assert text.count(legend) == 1
+        assert "; a number alone is a single value" in text
+    _, by_kernel, *_ = page(store, query({"form": "profile", "experiment": "moe,other"})).tables
+    numbers = [row[f"us.{number}"] for row in by_kernel.rows for number in (0, 1)]
+    assert all(isinstance(number, Number) and number.spread is not None for number in numbers)
 
 
 def test_what_no_rule_names_is_told(store: Store) -> None:
