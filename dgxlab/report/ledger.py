@@ -33,6 +33,7 @@ class _Outcome:
     """The result of the newest comparison of a candidate with a baseline."""
 
     session: str
+    baseline: str
     kind: str  # ab or screen
     protocol: int
     word: str  # for the whole session
@@ -45,6 +46,11 @@ class _Outcome:
     def shown(self) -> str:
         """The word, marked if from a screen or from an older protocol."""
         return self.word + MARK[self.kind] + older(self.protocol)
+
+    @property
+    def against(self) -> str:
+        """The word with its marks and the baseline, for tables whose rows may each have another."""
+        return f"{self.shown} against {self.baseline}"
 
 
 def _newest_outcome(store: Store, candidate: str, baseline: str = "") -> _Outcome | None:
@@ -60,7 +66,8 @@ def _newest_outcome(store: Store, candidate: str, baseline: str = "") -> _Outcom
         for each in judged
         if each.verdict.effect is not None
     }
-    return _Outcome(job.job_id, job.kind, job.protocol, word, promoted, "; ".join(_because(judged)), gains, newer)
+    about = (job.job_id, judged[0].baseline_arm, job.kind, job.protocol)
+    return _Outcome(*about, word, promoted, "; ".join(_because(judged)), gains, newer)
 
 
 def _because(judged: Sequence[Judged]) -> Iterator[str]:
@@ -140,7 +147,7 @@ def _status(outcome: _Outcome | None, latest: Job | None) -> Row:
             status = "promoted"
         elif outcome.kind == "screen":  # a screen can reject, never accept
             status = "dead end" if outcome.word in ("slower", "same") else "screened"
-        return {"verdict": outcome.shown, "why": outcome.why, "session": outcome.session, "status": status}
+        return {"verdict": outcome.against, "why": outcome.why, "session": outcome.session, "status": status}
     if latest is None:
         return {"status": "not measured"}
     status, why = state, latest.error
@@ -148,7 +155,7 @@ def _status(outcome: _Outcome | None, latest: Job | None) -> Row:
         status, why = "being measured", ""
     if state == "done":
         status, why = "measured", "no A/B session judged it"
-    verdict = outcome.shown if outcome else None
+    verdict = outcome.against if outcome else None
     return {"verdict": verdict, "why": why, "session": latest.job_id, "status": status}
 
 
@@ -186,7 +193,8 @@ def steps(store: Store, wanted: Query) -> Table:
         row |= {"notes": arm.ask.hypothesis, "verdict": None, "verdict_session": None, "verdict_elsewhere": None}
         if outcome:
             elsewhere = outcome.session not in {cell.run["job_id"] for cell in arm.measured}
-            row |= {"verdict": outcome.shown, "verdict_session": outcome.session, "verdict_elsewhere": elsewhere}
+            word = outcome.shown if base else outcome.against
+            row |= {"verdict": word, "verdict_session": outcome.session, "verdict_elsewhere": elsewhere}
         rows.append(row)
     heads = [Column("step", "step"), *shown]
     heads += [Column("ratio", f"vs {base.name}", numeric=True)] if base else []

@@ -150,9 +150,14 @@ def test_an_older_verdict_is_marked_beside_newer_ones(store: Store) -> None:
     (latest,) = (table for table in overview(store).tables if table.title == "Verdicts")
     assert [str(row["verdict"]).endswith(" (protocol 2)") for row in latest.rows] == [False, True]
     held(store, 1.1, "20261120-195900-h200-c", protocol=2)
-    for words in ({"form": "levers"}, {"form": "steps", "experiment": "w4a16", "baseline": "h200"}):
+    of_steps = {"form": "steps", "experiment": "w4a16"}
+    for words, against in (
+        ({"form": "levers"}, " against h200"),
+        (of_steps, " against h200"),
+        ({**of_steps, "baseline": "h200"}, ""),  # the table names it
+    ):
         (table,) = page(store, query(words)).tables
-        assert [row["verdict"] for row in table.rows if row.get("verdict")] == ["faster (protocol 2)"]
+        assert [row["verdict"] for row in table.rows if row.get("verdict")] == [f"faster (protocol 2){against}"]
 
 
 def test_what_others_were_compared_with_was_measured(store: Store) -> None:
