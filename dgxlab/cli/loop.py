@@ -127,7 +127,7 @@ def show(number: _TryArgument, of: _OfOption = "", *, workspace: Workspace, out:
     cells = []
     for cell in told["cells"]:
         effect = "" if cell["effect"] is None else f" {change(cell['effect'])} %"
-        cells.append(f"{cell['cell']} {cell['metric']}: {cell['verdict']}{effect}")
+        cells.append(f"{cell['name']}: {cell['verdict']}{effect}")
     out.result({**told, "diff": diff}, "\n".join([*facts, *cells, "", diff]))
 
 

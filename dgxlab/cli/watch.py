@@ -15,7 +15,7 @@ from typer import Option
 from dgxlab.cli._app import Workspace
 from dgxlab.cli._out import Out, plural
 from dgxlab.cli.run import JobOptions, SpecArgument
-from dgxlab.units import change, duration, metric
+from dgxlab.units import change, duration
 
 if TYPE_CHECKING:
     from dgxlab.lab.watching import Round
@@ -61,10 +61,8 @@ def _bar(out: Out) -> Iterator[Callable[[Event], None]]:
 
 def _line(done: Round) -> str:
     words = [f"{number} {how}" for how, number in Counter(f"gates {how}" for how in done.gates).items()]
-    several = len({row["metric"] for row in done.verdicts}) > 1
     for row in done.verdicts:
-        name = metric(row["metric"]).label if several else ""
-        effect = "" if row["effect"] is None else f"{change(row['effect'])} %"
-        words.append(" ".join(filter(None, (row["label"], name, row["verdict"], effect))))
+        effect = "" if row["effect"] is None else f" {change(row['effect'])} %"
+        words.append(f"{row['name']} {row['verdict']}{effect}")
     text = done.error or ", ".join(words)
     return f"{time.strftime('%H:%M:%S')} {done.name[-8:]} {text} ({duration(done.seconds)})"

@@ -18,7 +18,7 @@ from typing import Any
 
 from dgxlab import series, stats
 from dgxlab.errors import AGAIN, BuildFailed, ConditionsError, GateFailed, RemoteError, UsageError, command
-from dgxlab.judgement import gate_name, recorded
+from dgxlab.judgement import gate_name, names, recorded
 from dgxlab.judgement.verdicts import Judged, doubts
 from dgxlab.model import Session, Source
 from dgxlab.model.plan import CANDIDATE
@@ -216,11 +216,13 @@ def told(store: Store, try_id: str) -> Mapping[str, Any]:
     """Return a try as JSON: how it ended, its verdicts with effects, its gates; of held-out cells only how many."""
     which, jobs = find(ledger(store), try_id), sessions_of(store, try_id)
     shown = [job.job_id for stage, job in jobs.items() if stage != HELD_OUT]
-    cells = store.rows(
+    rows = store.rows(
         """SELECT label AS cell, metric, verdict, effect, ci_low, ci_high FROM verdict_list
            WHERE job_id = ? ORDER BY position""",
         shown[-1:] or ("",),
     )
+    named = names.of_verdicts(store, shown[-1]) if shown else []
+    cells = [{"name": name, **row} for name, row in zip(named, rows, strict=True)]
     gates = store.rows("SELECT * FROM gate_list WHERE job_id = ? ORDER BY at, key", shown[-1:] or ("",))
     built = "SELECT arm, build_id, reused, seconds FROM arms WHERE job_id = ? ORDER BY rowid"
     builds = store.rows(built, shown[:1] or ("",))  # later stages reuse those of the first
@@ -229,7 +231,7 @@ def told(store: Store, try_id: str) -> Mapping[str, Any]:
         **{name: value for name, value in vars(which).items() if name not in ("at", "after")},
         "promoted": which.promoted,
         "cells": cells,
-        "regressed": [cell["cell"] for cell in cells if cell["verdict"] == "slower"],
+        "regressed": [cell["name"] for cell in cells if cell["verdict"] == "slower"],
         "gates": [{"gate": gate_name(row), "arm": row["arm"], "status": row["status"]} for row in gates],
         "builds": [{**row, "reused": bool(row["reused"])} for row in builds],
         "held_out": {"cells": len(hidden), "slower": hidden.count("slower")} if hidden else None,

@@ -24,12 +24,13 @@ from dgxlab.errors import (
     UsageError,
     command,
 )
+from dgxlab.judgement import names
 from dgxlab.lab import Lab, Side, Watch, missing, noted, session
 from dgxlab.lab.request import Request, UnknownName, sourced
 from dgxlab.model import Experiment, ParityGate, RunStep
 from dgxlab.source.git import Git
 from dgxlab.stats import Bisection, Verdict, estimate, past_half
-from dgxlab.tools import Launch, metric_label
+from dgxlab.tools import Launch
 
 FAULTS = (PatchError, UnknownName, BuildFailed, GateFailed, RemoteError)
 """Errors that lie in what is built: other steps may be well."""
@@ -49,7 +50,7 @@ class Step:
 class Subject:
     """What a verdict is on."""
 
-    name: str  # among those of its session: the cell, the metric if its tool has several; model and env if it must
+    name: str  # among those of its session, as in tables
     cell: str  # Cell.label
     metric: str
     model: str
@@ -141,20 +142,12 @@ class Compared:
 
 
 def _subjects(pairs: Iterable[tuple[Launch | RunStep, Launch | RunStep]]) -> list[Subject]:
-    subjects: list[tuple[Subject, set[tuple[str, str]]]] = []
-    for left, right in pairs:
-        labels = {cell.key: cell.label for cell in left.cells}
-        for each in comparisons_of(left, right):
-            cell = labels[each.baseline]
-            name = f"{cell} {metric_label(left.tool, each.metric)}".strip()
-            subjects.append((Subject(name, cell, each.metric, left.model), {*left.env.items()}))
-
-    def told_apart(subject: Subject, env: set[tuple[str, str]]) -> Subject:
-        alike = [other for each, other in subjects if each.name == subject.name]
-        own = " ".join(f"{name}={value}" for name, value in sorted(env.difference(env.intersection(*alike))))
-        return replace(subject, name=f"{subject.model} {subject.name} {own}".strip()) if len(alike) > 1 else subject
-
-    return [told_apart(*each) for each in subjects]
+    every = [(left, each) for left, right in pairs for each in comparisons_of(left, right)]
+    labels = {cell.key: cell.label for left, _ in every for cell in left.cells}
+    return [
+        Subject(name, labels[each.baseline], each.metric, left.model)
+        for name, (left, each) in zip(names.of_comparisons(every), every, strict=True)
+    ]
 
 
 def cause(fault: DgxlabError) -> str:

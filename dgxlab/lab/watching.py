@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dgxlab.errors import DgxlabError, Interrupted
+from dgxlab.judgement import names
 from dgxlab.lab import Lab, Watch
 from dgxlab.lab.jobs import settle
 from dgxlab.lab.request import Request
@@ -28,7 +29,7 @@ class Round:
     session: str  # "" if there was none
     seconds: float
     gates: tuple[str, ...]  # how each gate ended
-    verdicts: tuple[dict[str, Any], ...]  # label, metric, verdict and effect (a share) of each comparison
+    verdicts: tuple[dict[str, Any], ...]  # name, label, metric, verdict and effect (a share) of each comparison
     error: str = ""  # in words, "" if all went well
 
 
@@ -70,15 +71,16 @@ def _round(lab: Lab, request: Request, number: int, shown: Callable[[], Abstract
         if number == 1:
             raise
         return Round(number, "", "", time.monotonic() - begin, (), (), error.message)
-    rows = lab.store.rows(
-        "SELECT label, metric, verdict, effect FROM verdict_list WHERE job_id = ? ORDER BY position", (outcome.job_id,)
-    )
+    sql = "SELECT label, metric, verdict, effect FROM verdict_list WHERE job_id = ? ORDER BY position"
+    rows = lab.store.rows(sql, (outcome.job_id,))
+    named = names.of_verdicts(lab.store, outcome.job_id)
+    verdicts = tuple({"name": name, **row} for name, row in zip(named, rows, strict=True))
     failure = outcome.error
     why = failure.message if failure else ""
     if failure and (first := failure.details.partition("\n")[0]) not in why:
         why += f": {first}"
     took = time.monotonic() - begin
-    return Round(number, outcome.experiment.name, outcome.job_id, took, tuple(outcome.gates), tuple(rows), why)
+    return Round(number, outcome.experiment.name, outcome.job_id, took, tuple(outcome.gates), verdicts, why)
 
 
 def _state(tree: Path) -> object:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from dgxlab import units
 from dgxlab.errors import UsageError
+from dgxlab.judgement.names import CellAsk
 from dgxlab.model import PROTOCOL, SESSIONS, Cell
 from dgxlab.report import ask as asking
-from dgxlab.report.ask import CellAsk, Query
+from dgxlab.report.ask import Query
 from dgxlab.report.evidence import Evidence, Measured, doubts, find_evidence, range_of
 from dgxlab.report.records import Column, Origin, Row, Table, Value, grouped
 from dgxlab.report.tables import (
@@ -101,20 +102,6 @@ def by_environment(arms: Sequence[Evidence]) -> list[Evidence]:
 def distinct_asks(cells: Iterable[Measured], key: Callable[[CellAsk], object]) -> list[CellAsk]:
     """Return one ask for each value of `key`, in the order of their first appearance."""
     return list({key(cell.ask): cell.ask for cell in cells}.values())
-
-
-def told_apart(names: Sequence[str], asks: Sequence[CellAsk]) -> list[str]:
-    """Return the names of cells, with what cells of one name differ in: the tool, else settings, else environment."""
-    kinds: tuple[Callable[[CellAsk], Mapping[str, str]], ...] = (
-        lambda ask: {"tool": ask.cell.tool},
-        lambda ask: {key: f"{key}={value}" for key, value in {**ask.cell.params, **ask.cell.fixed}.items()},
-        lambda ask: {"env": env_text(ask.env)},
-    )
-    for words_of in kinds:
-        words = [words_of(ask) for ask in asks]
-        varying = {name: varying_of(alike) for name, alike in grouped(zip(names, words, strict=True)).items()}
-        names = [" ".join([n, *filter(None, map(of.get, varying[n]))]) for n, of in zip(names, words, strict=True)]
-    return list(names)
 
 
 def side_by_side(

@@ -9,11 +9,11 @@ import difflib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from dgxlab import plan, tools
 from dgxlab.errors import DgxlabError, UsageError, command
+from dgxlab.judgement.names import CellAsk
 from dgxlab.model import (
     PROTOCOL,
     SESSIONS,
@@ -30,7 +30,6 @@ from dgxlab.model import (
     Plan,
     Source,
     arms_of,
-    digest,
     from_json,
 )
 from dgxlab.project import first_command
@@ -148,20 +147,6 @@ def _unknown(what: str, name: str, known: tuple[str, ...]) -> str:
 AskedGate = tuple[LaunchedGate, Mapping[str, str]]  # a gate that an arm should have passed, and its environment
 
 OP_ORDER = ("type_a", "type_b", "type", "m", "n", "k")
-
-
-@dataclass(frozen=True)
-class CellAsk:
-    """A cell that an arm should have measured, on a model ("" for none), in an environment."""
-
-    cell: Cell
-    model: str
-    env: Mapping[str, str]
-
-    @cached_property
-    def identity(self) -> tuple[str, str, str]:
-        """Identity of the cell within an arm: Cell.key, model name, digest of the environment."""
-        return self.cell.key, self.model, digest(self.env, 16)
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from dgxlab import judgement, stats, units
 from dgxlab.errors import SpecError
 from dgxlab.judgement import Judged
+from dgxlab.judgement.names import CellAsk
 from dgxlab.model import BASELINE, CANDIDATE, Device, RunStep, canonical, model_read
 from dgxlab.model.reasons import says_not_engaged
-from dgxlab.report.ask import Ask, CellAsk, label, of_session
+from dgxlab.report.ask import Ask, label, of_session
 from dgxlab.report.records import Conditions, Number, Row, grouped, labels_of, some
 from dgxlab.store import FLAWED, RECORDED, REJECTED, UNCOUNTED
 from dgxlab.tools import BENCHES, metric_label

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from dgxlab import judgement, units
 from dgxlab.errors import UsageError
 from dgxlab.judgement import NOT_PROMOTED, Judged
+from dgxlab.judgement.names import CellAsk
 from dgxlab.report import ask as asking
 from dgxlab.report.arms import by_environment, distinct_asks, of_forms, settings_with_model, side_by_side
-from dgxlab.report.ask import CellAsk, Query, op_params
+from dgxlab.report.ask import Query, op_params
 from dgxlab.report.beside import fits, matching_series, rows_beside
 from dgxlab.report.evidence import Evidence, arms_of_job, find_evidence
 from dgxlab.report.records import Column, Number, Origin, Provenance, Row, Table, Value, columns, grouped

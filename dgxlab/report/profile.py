@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dgxlab.errors import UsageError
+from dgxlab.judgement.names import CellAsk
 from dgxlab.report.arms import of_forms, side_by_side
-from dgxlab.report.ask import CellAsk, Query
+from dgxlab.report.ask import Query
 from dgxlab.report.evidence import Evidence, Measured, doubts
 from dgxlab.report.records import Column, Number, Page, Row, Table, Value, grouped
 from dgxlab.report.tables import flags, origin_of

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dgxlab import roofline, units
 from dgxlab.errors import command
+from dgxlab.judgement.names import CellAsk, assigned
 from dgxlab.model import CHANGED, Cell, Check, LaunchedGate, ParityGate, SyntheticModel, about, gpu_backends, root_of
 from dgxlab.model.events import COPY
-from dgxlab.report.ask import AskedGate, CellAsk, label, op_params
+from dgxlab.report.ask import AskedGate, label, op_params
 from dgxlab.report.evidence import Evidence, Measured, doubts, engaged_rows, range_of
 from dgxlab.report.records import Column, Number, Provenance, Row, ShownFlag, Table, Value, columns, grouped, labels_of
 from dgxlab.tools import BENCHES, BY_FORM
@@ -277,11 +278,7 @@ def _check_row(gate: Check, env: Mapping[str, str], row: Mapping[str, Any] | Non
 
 def env_text(env: Mapping[str, str | None]) -> str:
     """Return environment variables in shell syntax: `A=1 B="" -C`; a minus marks a variable that is unset."""
-    return " ".join(f"-{name}" if value is None else _assigned(name, value) for name, value in sorted(env.items()))
-
-
-def _assigned(name: str, value: object) -> str:
-    return name + ('=""' if value == "" else f"={value}")
+    return " ".join(f"-{name}" if value is None else assigned(name, value) for name, value in sorted(env.items()))
 
 
 def _measured_table(form: Form, title: str, cells: Sequence[Measured], evidence: Evidence) -> Table:
@@ -381,7 +378,7 @@ def leading(rows: Sequence[Row], keys: Iterable[str]) -> list[Column]:
 def of_arms(name: str, baseline: Value, candidate: Value) -> str:
     """Return a setting's values in both arms in words: `baseline GGML_CUDA_W4A16=0, candidate unset`."""
     sides = {"baseline": baseline, "candidate": candidate}
-    return ", ".join(f"{arm} {'unset' if value is None else _assigned(name, value)}" for arm, value in sides.items())
+    return ", ".join(f"{arm} {'unset' if value is None else assigned(name, value)}" for arm, value in sides.items())
 
 
 def _keys(rows: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -11,11 +11,10 @@ from dgxlab import judgement, units
 from dgxlab.chains import drift_limit
 from dgxlab.judgement import Judged
 from dgxlab.judgement.fleets import identity
+from dgxlab.judgement.names import CellAsk, told_apart
 from dgxlab.model import BASELINE, CANDIDATE, ChainStep, Plan
 from dgxlab.model.reasons import Code
 from dgxlab.report import ask as asking
-from dgxlab.report.arms import told_apart
-from dgxlab.report.ask import CellAsk
 from dgxlab.report.evidence import (
     FLAGS,
     VALUES,

@@ -131,7 +131,7 @@ def test_one_comparison_of_a_cell_is_judged(many: Project, checkout: Path) -> No
     each = "llama-bench: {model: m, n_prompt: 16}"
     two = f"bench: [{{{each}}}, {{{each.replace('}', ', env: {TOY_WAY: b}}')}}}]"
     spec(many, "stream", STREAM.replace(STREAM.splitlines()[3], two))
-    assert many.run(*words, "pp16").error == "pp16 is 2 comparisons: m pp16, m pp16 TOY_WAY=b"
+    assert many.run(*words, "pp16").error == "pp16 is 2 comparisons: pp16 -TOY_WAY, pp16 TOY_WAY=b"
 
 
 def test_a_slow_commit_is_found(project: Project, checkout: Path) -> None:

@@ -27,7 +27,7 @@ def test_each_saved_state_is_a_round(project: Project, tmp_path: Path) -> None:
     first = json.loads(child.stdout.readline())
     assert (first["number"], first["gates"], first["error"]) == (1, ["passed", "passed"], "")
     (verdict,) = first["verdicts"]
-    assert (verdict["label"], verdict["verdict"], round(verdict["effect"], 1)) == ("pp16", "slower", -0.5)
+    assert (verdict["name"], verdict["verdict"], round(verdict["effect"], 1)) == ("pp16", "slower", -0.5)
     edit(checkout, 3)
     second = json.loads(child.stdout.readline())
     assert second["name"] != first["name"]
@@ -71,11 +71,10 @@ def test_a_running_round_is_cancelled(project: Project, tmp_path: Path) -> None:
     assert project.run("cancel").error == "no job is running that this record knows"
 
 
-def test_a_line_names_the_metric_where_there_are_several() -> None:
-    rows = [
-        {"label": "pp16 tg8 B1", "metric": name, "verdict": verdict, "effect": None}
-        for name, verdict in (("speed_pp", "slower"), ("speed_tg", "faster"))
-    ]
-    line = _line(Round(1, "toy-tree-1a2b3c4d", "", 2.0, (), tuple(rows)))
-    assert "pp16 tg8 B1 S_PP slower, pp16 tg8 B1 S_TG faster" in line
-    assert "pp16 tg8 B1 slower" in _line(Round(1, "toy-tree-1a2b3c4d", "", 2.0, (), tuple(rows[:1])))
+def test_a_line_has_the_name_of_each_verdict() -> None:
+    rows = (
+        {"name": "m pp16", "label": "pp16", "metric": "avg_ts", "verdict": "slower", "effect": -0.5},
+        {"name": "n pp16", "label": "pp16", "metric": "avg_ts", "verdict": "invalid", "effect": None},
+    )
+    line = _line(Round(1, "toy-tree-1a2b3c4d", "", 2.0, (), rows))
+    assert "m pp16 slower -50.00 %, n pp16 invalid" in line
