@@ -105,7 +105,7 @@ def _experiment(path: Path, tree: Node) -> Experiment:
         refuse(problems)
     absolute = resolve.absolute_path(path)
     record = spec.record(str(absolute), str(project.root(absolute)))
-    if problems := [locate(tree, loc, text) for loc, text in checks.held_out(record)]:
+    if problems := [locate(tree, loc, text) for loc, text in (*checks.misnamed(record), *checks.held_out(record))]:
         refuse(problems)
     changed = resolve.changed_gates(tree)
     gates = (

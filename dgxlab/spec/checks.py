@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from dgxlab import quantise, synth
@@ -24,6 +25,8 @@ from dgxlab.model import (
     quantisation,
     root_of,
 )
+from dgxlab.project import specs
+from dgxlab.spec import resolve
 from dgxlab.spec.fields import unsafe_flags
 from dgxlab.spec.models import ExperimentSpec
 from dgxlab.spec.nodes import Loc, nearest, shown
@@ -67,6 +70,15 @@ def check(spec: ExperimentSpec, session: Mapping[str, Any]) -> Iterator[_Finding
         yield ("session", "cycles"), "fixes by hand what effect decides: give one of the two"
     if "block_minutes" in session and spec.session.thermal == "cold":
         yield ("session", "block_minutes"), "runs an arm until it is warm, which thermal: cold forbids"
+
+
+def misnamed(experiment: Experiment) -> Iterator[_Finding]:
+    """Yield the name of a file in experiments/ if it is not the file's: with another's, both would share results."""
+    path, root = Path(experiment.path), Path(experiment.root)
+    if path.is_relative_to(root / "experiments") and experiment.name != path.stem:
+        others = " and ".join(map(resolve.label, specs(root).get(experiment.name, [])))
+        other = f", and {shown(experiment.name)} is {others}" if others else ""
+        yield ("name",), f"must be the file's, {shown(path.stem)}: results are kept by name{other}"
 
 
 def held_out(experiment: Experiment) -> Iterator[_Finding]:

@@ -201,7 +201,7 @@ class ExperimentSpec(Strict):
     extends: Maybe[fields.Line] = None
     """The spec file that this one starts from, relative to this file. Maps merge, gates append, other lists replace."""
     name: fields.Name
-    """What results and reports call it; without it the file's name. Never inherited."""
+    """What results and reports call it, the file's name; only outside experiments/ may it be another. Not inherited."""
     hypothesis: str = ""
     """What this arm is to show, in a sentence. Never inherited."""
     host: fields.HostName = "local"

@@ -195,7 +195,7 @@ def test_a_name_is_found_in_a_folder_of_experiments(two: Project, monkeypatch: p
     planned = two.run("plan", "deeper")
     assert (planned.rc, planned.out) == (0, two.run("plan", "experiments/deep/deeper.yaml").out)
     assert two.run("plan", "experiments/deeper.yaml").out == planned.out  # as before it was put into its folder
-    two.spec("of", "extends: deeper.yaml\nname: deeper\n")
+    two.spec("of", "extends: deeper.yaml\n")
     two.ok("plan", "of")
     two.spec("deep/half", "extends: ../half.yaml\n")
     ran = two.run("plan", "half")
@@ -204,6 +204,24 @@ def test_a_name_is_found_in_a_folder_of_experiments(two: Project, monkeypatch: p
     two.ok("plan", "experiments/half.yaml")
     monkeypatch.chdir(deep)
     assert two.run("plan", "deeper").out == planned.out
+
+
+def test_a_file_with_the_name_of_another_is_refused(two: Project) -> None:
+    """Their results would be those of one experiment. A file that cannot be read hinders no other."""
+    two.spec("unread", "name: [\n")
+    two.spec("third", "extends: half.yaml\n\nname: stream\n")
+    message = "experiments/third.yaml:3: name: must be the file's, 'third': results are kept by name"
+    for words in (("run", "third"), ("ab", "stream", "third"), ("plan", "experiments/third.yaml")):
+        ran = two.run(*words)
+        assert (ran.rc, ran.out) == (9, "")
+        assert ran.error == f"{message}, and 'stream' is experiments/stream.yaml"
+        assert ran.next.endswith(" experiments/third.yaml")
+    two.spec("third", "extends: half.yaml\n\nname: thrid\n")
+    assert two.run("ab", "stream", "third").error == message
+    two.spec("third", "extends: half.yaml\nmatrix: {env: {TOY: [half, noisy]}}\nname: stream\n")
+    assert two.run("run", "third").error.endswith(" is experiments/stream.yaml")
+    assert two.run("plan", "stream", "--set", "name=half").error.endswith(" is experiments/half.yaml")
+    two.ok("plan", "stream", "half")
 
 
 def test_arms_that_measure_something_else_are_refused_unless_allowed(two: Project) -> None:

@@ -108,13 +108,13 @@ def test_path_and_root(folder: Path) -> None:
     alone = load(write(BASE, "alone/deep/x.yaml"))
     assert (alone.path, alone.root) == (str(folder / "alone/deep/x.yaml"), str(folder))
     (folder / "lab/patches").mkdir(parents=True)
-    inside = load(write(BASE, "lab/experiments/deep/x.yaml"))
+    inside = load(write(BASE, "lab/experiments/deep/base.yaml"))
     assert inside.root == str(folder / "lab")
     (folder / MARKER).touch()
-    assert load(Path("lab/experiments/deep/x.yaml")).root == str(folder)
+    assert load(Path("lab/experiments/deep/base.yaml")).root == str(folder)
     (folder / "lab/experiments" / MARKER).touch()
-    assert load(Path("lab/experiments/deep/x.yaml")).root == str(folder / "lab/experiments")
-    assert load(Path("lab/../lab/experiments/deep/x.yaml")).path == inside.path
+    assert load(Path("lab/experiments/deep/base.yaml")).root == str(folder / "lab/experiments")
+    assert load(Path("lab/../lab/experiments/deep/base.yaml")).path == inside.path
 
 
 def test_identity_is_what_is_asked_for(folder: Path) -> None:
