@@ -71,6 +71,10 @@ TELEMETRY = """SELECT name, min(median) AS low, max(median) AS high FROM telemet
                WHERE run_id IN (SELECT value FROM json_each(?)) GROUP BY name"""
 
 
+HOSTS = """SELECT job_id, host, nullif(json_extract(facts, '$.hostname'), host) AS own FROM jobs
+           WHERE job_id IN (SELECT value FROM json_each(?)) ORDER BY intent_at, job_id"""
+
+
 def by_run(store: Store, sql: str, runs: Iterable[str]) -> dict[str, list[RecordRow]]:
     """Return the rows of a query, VALUES or FLAGS, by run; a run without rows has an empty list."""
     runs, rows = list(runs), []
@@ -135,9 +139,9 @@ class Evidence:
 
     ask: Ask
     name: str  # the arm's name in tables, unique in its table
-    host: str  # the host's name in hosts.yaml, its own name, and the device
     build_id: str | None = None  # the newest build with evidence
     device: Device | None = None
+    hosts: Mapping[str, str] = field(default_factory=dict)  # by job, oldest first: its names and the device
     contents: Mapping[str, str] = field(default_factory=dict)  # `inputs.contents` by model, where it is known
     measured: tuple[Measured, ...] = ()  # in the order asked
     gates: Mapping[str, RecordRow] = field(default_factory=dict)  # the newest of each expected gate, by its digest
@@ -149,6 +153,11 @@ class Evidence:
     def experiment(self) -> str:
         """The arm's own name; `name` may say more to distinguish it."""
         return self.ask.arm.name
+
+    @property
+    def host(self) -> str:
+        """Where the newest job ran: the host's name in hosts.yaml, its own name, and the device."""
+        return [self.ask.host, *self.hosts.values()][-1]
 
     @property
     def absent(self) -> list[CellAsk]:
@@ -192,8 +201,9 @@ def arms_of_job(store: Store, job: Job) -> dict[str, Evidence]:
     contents = {row["name"]: row["contents"] for row in inputs}
     asks = {ask.arm.name: ask for ask in of_session(store, job)}
     return {
-        name: Evidence(ask, name, _machine(job, devices.get(name)), builds.get(name), devices.get(name), contents)
+        name: Evidence(ask, name, builds.get(name), device, _hosts(store, {job.job_id}, device), contents)
         for name, ask in asks.items()
+        for device in [devices.get(name)]
     }
 
 
@@ -235,12 +245,11 @@ def find_evidence(store: Store, ask: Ask) -> Evidence:
     gates = [row for row in gates if store.judged_alike(row, ask.gates[row["gate_digest"]][0])]
     if not (every := runs + gates + checks):
         built = store.rows(NEWEST.format(mine=mine), params)
-        return Evidence(ask, ask.arm.name, ask.host, built[0]["build_id"] if built else None)
+        return Evidence(ask, ask.arm.name, built[0]["build_id"] if built else None)
     newest = max(every, key=lambda row: float(row["at"]))
     context = (newest["build_id"], newest["device_id"])
     runs, gates = ([row for row in rows if (row["build_id"], row["device_id"]) == context] for rows in (runs, gates))
-    job = store.job(newest["job_id"])
-    device = store.devices(job.job_id)[newest["arm"]]
+    device = store.devices(newest["job_id"])[newest["arm"]]
     valid = [row for row in runs if row["status"] == "valid"]
     measured = tuple(_measured(store, ask, store.proved(valid, ask.markers)))
     shown = {cell.run["run_id"] for cell in measured}
@@ -248,9 +257,9 @@ def find_evidence(store: Store, ask: Ask) -> Evidence:
     return Evidence(
         ask,
         ask.arm.name,
-        _machine(job, device),
         newest["build_id"],
         device,
+        _hosts(store, {row["job_id"] for row in (*runs, *gates, *checks)}, device),
         {cell.ask.model: cell.run["contents"] for cell in measured if cell.run["contents"]},
         measured,
         {row["gate_digest"]: row for row in (*gates, *checks)},
@@ -260,10 +269,13 @@ def find_evidence(store: Store, ask: Ask) -> Evidence:
     )
 
 
-def _machine(job: Job, device: Device | None) -> str:
-    own = (job.facts or {}).get("hostname", "")
-    known = ", ".join(filter(None, ("" if own == job.host else own, device.label if device else "")))
-    return f"{job.host} ({known})" if known else job.host
+def _hosts(store: Store, jobs: Collection[str], device: Device | None) -> dict[str, str]:
+    """Return `Evidence.hosts` of these jobs: one machine may have several names in hosts.yaml."""
+    hosts = {}
+    for row in store.rows(HOSTS, (json.dumps(list(jobs)),)):
+        known = ", ".join(filter(None, (row["own"], device.label if device else "")))
+        hosts[row["job_id"]] = f"{row['host']} ({known})" if known else row["host"]
+    return hosts
 
 
 def _measured(store: Store, ask: Ask, valid: Sequence[RecordRow]) -> Iterator[Measured]:

@@ -123,7 +123,7 @@ def provenance(
 
     `cells` decide the backend; without them, it is the build's.
     """
-    source, cmake = evidence.ask.arm.source, evidence.ask.arm.cmake
+    source, cmake, jobs = evidence.ask.arm.source, evidence.ask.arm.cmake, sorted(set(jobs))
     asked = {name: evidence.ask.models[name] for name in models if name in evidence.ask.models}
     recipes = [name for name, model in asked.items() if isinstance(root_of(model), SyntheticModel)]
     texts = {name: contents_text(text) for name, text in evidence.contents.items() if name in asked}
@@ -138,12 +138,12 @@ def provenance(
             backends.add(both if {**cell.params, **cell.fixed}.get("n_gpu_layers") == 0 else built)
     return Provenance(
         evidence.experiment,
-        tuple(sorted(set(jobs))),
+        tuple(jobs),
         source.pin,
         source.series,
         source.tree,
         evidence.build_id,
-        evidence.host,
+        " and ".join(dict.fromkeys(evidence.hosts[job] for job in jobs)) or evidence.host,
         source.dirty,
         tuple(sorted(recipes)),
         evidence.device,

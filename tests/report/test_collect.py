@@ -124,9 +124,16 @@ def test_another_experiments_run_of_the_same_build_counts(store: Store) -> None:
 def test_a_machine_is_the_same_under_another_name(store: Store) -> None:
     Session(store, SMALL, A, host_name="box").build().runs(numbers(100.0)).end()
     named = replace(SMALL, host="spark")
+    Session(store, replace(SMALL, gates=h200().gates), B).build().gates().end()
     assert speeds(collect_experiment(store, named, source(), DEVICE)) == {"pp512": 100.0, "tg32": 100.0}
-    Session(store, SMALL, B, wanted=lambda model, env, cell: cell.label == "pp512").build().runs(numbers(200.0)).end()
-    assert speeds(collect(store, "h200")) == {"pp512": 200.0, "tg32": 100.0}
+    report = collect(store, "h200")
+    box, spark = f"box (h200-7, {DEVICE.label})", f"h200 (h200-7, {DEVICE.label})"
+    assert form(report, "single-stream").provenance.host == box
+    assert form(report, "gates").provenance.host == spark
+    Session(store, SMALL, C, wanted=lambda model, env, cell: cell.label == "pp512").build().runs(numbers(200.0)).end()
+    report = collect(store, "h200")
+    assert speeds(report) == {"pp512": 200.0, "tg32": 100.0}
+    assert form(report, "single-stream").provenance.host == f"{box} and {spark}"
 
 
 def test_a_failure_of_another_experiment_is_not_listed(store: Store) -> None:
