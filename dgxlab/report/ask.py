@@ -177,12 +177,11 @@ def of_session(store: Store, job: Job) -> list[Ask]:
     return [_of_plan(whole, arm, host=job.host, **about) for arm in whole.arms]
 
 
-def of_newest(store: Store, job: Job, arm_name: str = "") -> Ask:
+def of_newest(store: Store, job: Job, name: str) -> Ask:
     """Return the ask of an experiment on the tree and device of `job`, for the newest results of any job.
 
-    `arm_name` is the experiment's arm in the job's plan, by default the job's name; if it has no such arm, the first.
+    `name` is the experiment's arm in the job's plan; if it has no such arm, the first.
     """
-    name = arm_name or job.name
     whole = job.plan
     experiment = _experiment(store, job)
     arm = next((arm for arm in whole.arms if arm.name == name), whole.arms[0])
@@ -237,18 +236,13 @@ def job_of_arm(store: Store, name: str, host: str = "") -> Job:
 
 
 def newest_job(store: Store, name: str) -> Job:
-    """Return the newest job of this name; UsageError if there is none.
+    """Return the newest job of this name, else the newest with an arm of this name (`job_of_arm`).
 
     A rejected one, one of a checkout, with a gate that --set changed or with gates alone is the last choice.
     """
     # a session of gates only, perhaps of another tree, must not hide measured results
     last = f"job_id IN ({REJECTED}), job_id IN ({OF_CHECKOUTS}), job_id IN ({_OVERRIDDEN}), kind = 'gate'"
-    if job := newest(store, "name = :name", last, name=name):
-        return job
-    if job := newest(store, "job_id IN (SELECT job_id FROM arms WHERE arm = :name)", name=name):
-        message = f"{store.path} has no session of {name!r} alone; it is an arm of {job.name!r}"
-        raise UsageError(message, next=f"dgxlab report {job.name}")
-    raise _no_session(store, name)
+    return newest(store, "name = :name", last, name=name) or job_of_arm(store, name)
 
 
 def newest(store: Store, where: str, last: str = "NULL", **params: Any) -> Job | None:

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 
 def collect(store: Store, name: str) -> Report:
-    """Return the report of an experiment: its newest session decides spec, tree and device.
+    """Return the report of an experiment: its newest session decides spec, tree and device, one of its own if any.
 
-    Each cell has its newest valid run on that build, from any session, preferably an undisturbed one. If the newest
-    session has two arms, the report is of its verdicts only. Raises UsageError if there is no session.
+    Each cell has its newest valid run on that build, from any session, preferably an undisturbed one. If `name` is a
+    comparison's, the report is of its verdicts only. Raises UsageError if there is no session.
     """
     job = asking.newest_job(store, name)
-    if job.kind in SESSIONS:
+    if job.kind in SESSIONS and job.name == name:
         return collect_session(store, job.job_id)
-    return _collect(store, f"Experiment {job.name}", [asking.of_newest(store, job)], job)
+    return _collect(store, f"Experiment {name}", [asking.of_newest(store, job, name)], job)
 
 
 def collect_job(store: Store, job_id: str) -> Report:
