@@ -101,7 +101,7 @@ def _failures(arm: Evidence) -> Iterator[Failure]:
     for row in arm.failed:
         yield failed_gate(row, again=arm.gates[row["gate_digest"]]["status"] != "failed")
     asked = {ask.identity for ask in arm.ask.cells}
-    counted = {cell.ask.identity: float(cell.run["at"]) for cell in arm.measured}
+    counted = {cell.ask.identity: float(cell.run["at"]) for cell in arm.measured if not cell.run["flawed"]}
     for run, asks in arm.lost:
         places = [ask.identity for ask in asks]
         if places and asked.isdisjoint(places):

@@ -295,7 +295,7 @@ def _items(table: Table, *, wide: bool) -> Iterator[_Part]:
         of = f" for {_labels(each.labels)}" if each.labels else ""
         yield "", f"cycle {each.cycle} of {each.chain} does not count{of}: {each.reason}"
     for flag in table.flags:
-        where = _labels(flag.labels, "every run" if table.kind == "session" else "every row")
+        where = _labels(flag.labels, "every run after the burn-in" if table.kind == "session" else "every row")
         if table.kind == "published":
             yield "", f"† {where}: {flag.reason}"
         elif flag.hard:

@@ -205,7 +205,7 @@ class Failure:
     what: str  # the gate, the run with its cells, or "session"
     status: str  # failed, discarded, disturbed, refused (in part), lost, cancelled, running, rejected, noted
     reason: str
-    again: bool = False  # a later repetition of it counted
+    again: bool = False  # a later repetition of it counted, without a hard event
     kind: str = "run"  # session, gate or run
 
 

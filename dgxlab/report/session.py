@@ -14,7 +14,7 @@ from dgxlab.plan import is_flag
 from dgxlab.report.evidence import LISTED, OF_GATES, RecordRow, arms_of_job, engaged_rows
 from dgxlab.report.records import Failure, Table, columns, grouped, some
 from dgxlab.report.tables import env_text, gate_rows, provenance
-from dgxlab.store import REJECTED, alias, gate_digest
+from dgxlab.store import FLAWED, REJECTED, alias, gate_digest
 from dgxlab.tools.parity import unlike
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ ENDS = {
 }
 """What it means that a session is in a state other than done."""
 
-RUNS = """SELECT run_id, chain, role, cycle, position, arm, tool, model_id, status, reason, started, seconds,
-                 json_extract(inflated(before), '$.pinned') AS pinned
-          FROM chain_runs JOIN runs USING (run_id) WHERE job_id = ? ORDER BY position"""
+RUNS = f"""SELECT run_id, chain, role, cycle, position, arm, tool, model_id, status, reason, started, seconds,
+                 json_extract(inflated(before), '$.pinned') AS pinned, run_id IN ({FLAWED}) AS flawed
+          FROM chain_runs JOIN runs USING (run_id) WHERE job_id = ? ORDER BY position"""  # noqa: S608 - our own
 
 GATES = f"""SELECT {OF_GATES} FROM gates JOIN arms USING (job_id, arm, build_id) {LISTED}
             WHERE gates.job_id = ? AND gates.job_id NOT IN ({REJECTED}) ORDER BY at, gate_id"""  # noqa: S608 - our own
@@ -121,11 +121,11 @@ class ChainSession:
             for step, row in sorted(self._gates(), key=lambda gate: isinstance(gate[0].gate, ParityGate))
             if row is not None and row["status"] == "failed"
         ]
-        last = {_place(run): run["run_id"] for run in self.runs}
+        last = {_place(run): run for run in self.runs}
         runs = []
         for run in (run for run in self.runs if run["reason"]):
             what = f"{run['chain']} {run['tool']}: {run['role']} {run['cycle']}"
-            again = last[_place(run)] != run["run_id"]
+            again = not (last[_place(run)]["reason"] or last[_place(run)]["flawed"])
             status = "refused" if run["status"] == "valid" else run["status"]
             runs.append(Failure(self.job.job_id, what, status, run["reason"], again))
         return [*failed_session(self.job, [*gates, *runs]), *gates, *runs]

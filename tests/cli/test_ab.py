@@ -98,7 +98,7 @@ def test_noise_tells_the_floor_and_what_can_be_seen(two: Project) -> None:
     assert "promoted" not in ran.out
     too_short = "it took less than 0.2 s, too short to see whether other programs used its processors: raise its"
     plain = two.ok("report", "noisy-vs-noisy").out
-    assert [text.count(too_short) for text in (ran.out, plain, ran.err)] == [1, 1, 1]
+    assert [" ".join(text.split()).count(too_short) for text in (ran.out, plain, ran.err)] == [1, 1, 1]
     assert "1 flag" not in plain
     (burn_in,) = (line for line in ran.err.splitlines() if too_short in line)
     assert burn_in.startswith("chain:0 llama-bench burn-in ")

@@ -103,6 +103,16 @@ def test_a_disturbed_run_that_was_repeated_is_listed(store: Store) -> None:
     assert "| disturbed, counted later |" in render(report, wide=True)
 
 
+def test_a_disturbed_run_did_not_count_later_where_every_try_was_disturbed(store: Store) -> None:
+    session = Session(store, SMALL, A).build()
+    for value in (100.0, 200.0):
+        session.runs(numbers(value), flags=[THROTTLED])
+    session.end()
+    report = collect(store, "h200")
+    assert [(each.status, each.again) for each in report.failures] == [("disturbed", False)]
+    assert f"\n1 run disturbed: see dgxlab report {A[-6:]} --wide\n" in render(report)
+
+
 def test_cells_may_come_from_several_sessions(store: Store) -> None:
     whole(store, A, wanted=lambda model, env, cell: cell.label != "tg32")
     Session(store, h200(), B, wanted=lambda model, env, cell: cell.label == "tg32").build().runs(numbers(7.0)).end()

@@ -472,6 +472,29 @@ def test_flags_of_a_chain_are_listed_once(store: Store) -> None:
     assert table.origins[0].conditions["clocks.sm"] == (1900.0, 1909.0)
 
 
+def test_a_hard_event_in_every_run_of_the_cycles_is_not_said_of_the_burn_in(store: Store) -> None:
+    session = session_of_two(store, A, bench=STREAM).build().gates()
+    (chain,) = session.plan.chains
+    for role, cycle in places(CYCLES):
+        session.place(chain, role, cycle, 1000.0, flags=[] if role == BURN_IN else [THROTTLED])
+    session.gates(after=True).end()
+    hard = f"- **hard event** in every run after the burn-in: {THROTTLED['reason']}"
+    assert hard in flat(render(collect_session(store, A)))
+
+
+@pytest.mark.parametrize("flags", [[], [THROTTLED]])
+def test_a_run_of_a_chain_counted_later_only_without_a_hard_event(store: Store, flags: list[object]) -> None:
+    session = session_of_two(store, A, bench=STREAM).build().gates()
+    (chain,) = session.plan.chains
+    for role, cycle in places(CYCLES):
+        if (role, cycle) == (CANDIDATE, 2):
+            session.place(chain, role, cycle, None)
+        session.place(chain, role, cycle, 1000.0, flags=flags)
+    session.gates(after=True).end()
+    (failure,) = collect_session(store, A).failures
+    assert (failure.what, failure.again) == ("chain:0 llama-bench: candidate 2", not flags)
+
+
 def test_settings_that_differ_are_named(store: Store) -> None:
     session_of_two(store, A, bench=STREAM, candidate={"bench": (with_ubatch(512),)}).build().save()
     differ = {(each.what, each.name): (each.baseline, each.candidate) for each in collect_session(store, A).differences}
