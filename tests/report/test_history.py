@@ -129,6 +129,18 @@ def test_what_cannot_be_shown(store: Store, words: dict[str, str], error: str) -
     assert error in str(raised.value)
 
 
+def test_cells_whose_runs_do_not_count_are_not_said_to_be_unmeasured(store: Store) -> None:
+    disturbed = Session(store, h200(), "20261120-103000-h200-a").build()
+    disturbed.runs(numbers(), flags=[THROTTLED]).end()
+    with pytest.raises(UsageError) as raised:
+        of(store)
+    assert str(raised.value) == "every run of such a cell there had a hard event; the last is in h200-a"
+    assert raised.value.next == "dgxlab report h200-a --wide"
+    Session(store, h200(), "20261122-103000-h200-b", tree=source(dirty=True)).build().runs(numbers()).end()
+    with pytest.raises(UsageError, match="had a hard event or was of a working tree; the last is in h200-b"):
+        of(store)
+
+
 # -- the statistics ----------------------------------------------------------------------------------------------------
 
 
