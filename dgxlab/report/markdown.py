@@ -214,7 +214,6 @@ def _omitted(tables: Sequence[Table], failures: Sequence[Failure]) -> str:
     sessions = {name for table in tables if table.discards for name in table.provenance.sessions}
     sessions |= {run.session for run in runs} | {name for flag in flags for name in flag.sessions}
     where = [f"dgxlab report {alias(session)} --wide" for session in sorted(sessions)]
-    where += [] if all(flag.sessions for flag in flags) else ["this table with --wide"]
     return f"{', '.join(parts)}: see {', '.join(where)}" if parts else ""
 
 

@@ -337,7 +337,8 @@ def flags(evidence: Evidence, cells: Sequence[Measured]) -> tuple[ShownFlag, ...
         # the session of a chain shows the flags of its runs, not that their values spread
         own = [cell.run for cell in of if cell.run["role"] is None or key[1] in {flag["reason"] for flag in cell.flags}]
         labels = labels_of([label(cell.ask.cell) for cell in of], len(cells))
-        shown.append(ShownFlag(labels, *key, sessions=tuple(dict.fromkeys(run["job_id"] for run in own))))
+        sessions = tuple(dict.fromkeys(run["job_id"] for run in own))
+        shown.append(ShownFlag(labels, *key, plain=len(own) < len(of), sessions=sessions))
     return tuple(shown)
 
 

@@ -156,8 +156,6 @@ def test_what_does_not_count_is_counted() -> None:
     page, wide = render(report), render(report, wide=True)
     where = "dgxlab report fedcba --wide, dgxlab report abc123 --wide"
     assert f"\n1 run failed (counted later), 1 gate failed, 1 flag: see {where}\n" in page
-    of_chain = replace(report, failures=(), tables=(table({"model": "m"}, flags=(ShownFlag((), False, "noisy"),)),))
-    assert "\n1 flag: see this table with --wide\n" in render(of_chain)
     of_one = render(replace(report, tables=()))
     assert "\n1 run failed (counted later), 1 gate failed: see dgxlab report abc123 --wide\n" in of_one
     assert "\n- **hard event** in every row: hot\n" in page

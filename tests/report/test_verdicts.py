@@ -469,6 +469,9 @@ def test_flags_of_a_chain_are_listed_once(store: Store) -> None:
     cap, spread = table.flags
     assert (cap.reason, cap.sessions) == ("in 2 of 10 runs SW power cap for 101 ms, and 1 like it", (A,))
     assert (spread.reason[:12], spread.sessions) == ("the MAD is a", ())  # its session's report has an interval
+    shown = render_page(page(store, query({"form": "single-stream", "experiment": "h200"})))
+    assert "- flag in h200: the MAD is above" in flat(shown)  # no other report has it
+    assert f"\n1 flag: see dgxlab report {A[-6:]} --wide\n" in shown
     assert table.origins[0].conditions["clocks.sm"] == (1900.0, 1909.0)
 
 
