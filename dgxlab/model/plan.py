@@ -298,16 +298,17 @@ class Plan:
         return subject(self.kind, self.experiment, self.baseline)
 
     @property
-    def compared(self) -> tuple[object, ...]:
-        """What a session compares: kind, protocol, arms, models, and each side's model, environment and cells.
+    def shown_kind(self) -> str:
+        """The kind that reports name: an A/B of an experiment against itself is an A/A."""
+        return "noise" if self.kind == "ab" and len(self.arms) == 1 else self.kind
 
-        An A/B of an experiment against itself is the same as its A/A.
-        """
-        kind = "noise" if self.kind == "ab" and len(self.arms) == 1 else self.kind
+    @property
+    def compared(self) -> tuple[object, ...]:
+        """What a session compares: kind, protocol, arms, models, and each side's model, environment and cells."""
         models = [(step.arm, step.model, step.path, step.recipe) for step in self.steps if isinstance(step, ModelStep)]
         sides = [run for chain in self.chains for run in (chain.baseline, chain.candidate)]
         runs = [(run.model, run.env, [cell.key for cell in run.cells]) for run in sides]
-        return kind, self.protocol, self.arms, models, runs
+        return self.shown_kind, self.protocol, self.arms, models, runs
 
     @property
     def digest(self) -> str:

@@ -94,7 +94,7 @@ def figure(store: Store, job_id: str) -> Figure:
     shown = {name: quantity for name, quantity in shown.items() if name in sampled}
     values = {(row["run_id"], row["cell"], row["metric"]): row["value"] for row in store.rows(MEDIANS, (job_id,))}
     verdicts = {(judged.chain, judged.comparison): judged for judged in judgement.recorded(store, job_id)}
-    record = _Record(values, verdicts, telemetry, shown, MARK[job.kind])
+    record = _Record(values, verdicts, telemetry, shown, MARK[job.plan.shown_kind])
     heights = [h for step in steps for h in [VALUES] * len(comparisons(step)) + [CONDITION] * len(shown)]
     with plots.new(sum(heights)) as figure:
         rows = iter(figure.add_gridspec(len(heights), 1, height_ratios=heights))

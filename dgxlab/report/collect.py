@@ -119,7 +119,10 @@ COUNTS = """SELECT (SELECT count(*) FROM jobs) AS sessions,
                    (SELECT count(DISTINCT build_id) FROM arms) AS builds, (SELECT count(*) FROM runs) AS runs,
                    (SELECT count(*) FROM samples) AS samples, (SELECT count(*) FROM imports) AS "imported files\""""
 
-SESSIONS_LISTED = f"""SELECT job_id AS session, kind, name, host, intent_at AS at,
+KIND = "iif(kind = 'ab' AND json_array_length(inflated(plan), '$.arms') = 1, 'noise', kind)"
+"""`Plan.shown_kind`, also of a plan from a dgxlab with other fields."""
+
+SESSIONS_LISTED = f"""SELECT job_id AS session, {KIND} AS kind, name, host, intent_at AS at, protocol,
                             (SELECT sum(status = 'valid' AND run_id NOT IN ({FLAWED})) || ' of ' || count(*) FROM runs
                              WHERE runs.job_id = jobs.job_id) AS runs,
                             CASE WHEN reason IS NOT NULL THEN 'rejected: ' || reason
@@ -128,7 +131,7 @@ SESSIONS_LISTED = f"""SELECT job_id AS session, kind, name, host, intent_at AS a
                              WHERE verdicts.job_id = jobs.job_id) AS verdicts,
                             (SELECT json_group_array(note) FROM notes WHERE notes.job_id = jobs.job_id) AS notes
                      FROM jobs LEFT JOIN rejections USING (job_id)
-                     WHERE host = coalesce(:host, host) AND kind = coalesce(:kind, kind) AND intent_at >= :since
+                     WHERE host = coalesce(:host, host) AND (:kind = '' OR {KIND} = :kind) AND intent_at >= :since
                      AND (:experiment IS NULL OR name = :experiment
                           OR EXISTS (SELECT 1 FROM arms WHERE arms.job_id = jobs.job_id AND arm = :experiment))
                      ORDER BY intent_at DESC, job_id DESC LIMIT :most"""  # noqa: S608 - our own
@@ -136,10 +139,6 @@ SESSIONS_LISTED = f"""SELECT job_id AS session, kind, name, host, intent_at AS a
 GATES = """SELECT *, max(at) FROM gate_list WHERE NOT rejected
            GROUP BY build_id, device_id, gate_digest, arm ORDER BY at DESC, key DESC"""
 """The newest result of each gate of each experiment: what one expects may fail where another's passes on its build."""
-
-VERDICTS = """SELECT job_id, kind, protocol, json_group_array(verdict) AS words FROM verdict_list
-              GROUP BY job_id ORDER BY intent_at DESC, job_id DESC"""
-"""The sessions of two arms that have ended; results of the others are hidden."""
 
 
 def sessions(
@@ -155,7 +154,7 @@ def sessions(
 
     An `experiment` is measured alone or as an arm; `since` is in Unix seconds; `most` is -1 for all.
     """
-    asked = {"host": host, "experiment": experiment, "kind": kind, "since": since, "most": most}
+    asked = {"host": host, "experiment": experiment, "kind": kind or "", "since": since, "most": most}
     rows = store.rows(SESSIONS_LISTED, asked)
     for row in rows:
         words = json.loads(row.pop("verdicts"))
@@ -169,12 +168,12 @@ def overview(store: Store) -> Overview:
     (counts,) = store.rows(COUNTS)
     if not counts["imported files"]:
         del counts["imported files"]
-    names = ("session", "host", "runs", "state")
+    every, names = sessions(store), ("session", "host", "runs", "state")
     listed: list[Row] = [
         {"kind": WORDS.get(row["kind"], row["kind"]), **{name: row[name] for name in names}}
-        for row in sessions(store, most=2 * SHOWN)
+        for row in every[: 2 * SHOWN]
     ]
-    newest, judged = store.rows(GATES), store.rows(VERDICTS)
+    newest, judged = store.rows(GATES), [row for row in every if row["verdict"]]
     gates: list[Row] = [
         {
             "gate": gate_name(row),
@@ -186,11 +185,9 @@ def overview(store: Store) -> Overview:
         }
         for row in newest[:SHOWN]
     ]
-    lines: list[Row] = []
-    for row in judged[:SHOWN]:
-        words = json.loads(row["words"])
-        word = summary(row["kind"], words) + older(row["protocol"])
-        lines.append({"session": row["job_id"], "verdict": word})
+    lines: list[Row] = [
+        {"session": row["session"], "verdict": row["verdict"] + older(row["protocol"])} for row in judged[:SHOWN]
+    ]
     of_sessions = columns("session kind host runs state", "runs", runs="runs that count")
     of_gates = columns("gate arm build count status session", "count", arm="experiment", count="passed/total")
     glances = (

@@ -126,7 +126,7 @@ def collect_sweep_sessions(store: Store, jobs: Sequence[str]) -> Page:
         {**lead, "session": session.job.job_id, "verdict": word, **of}
         for lead, session, word, of in zip(leads, sessions, words, effects, strict=True)
     ]
-    title = f"{WORDS[sessions[0].plan.kind]} of a sweep against {sessions[0].baseline.name}"
+    title = f"{WORDS[sessions[0].plan.shown_kind]} of a sweep against {sessions[0].baseline.name}"
     table = side_by_side("sweep", title, arms, columns, rows, notes=(_ALONE,))
     counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
     return Page("sweep", (table,), f"{len(sessions)} sessions: {counts}")

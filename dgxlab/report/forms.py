@@ -241,7 +241,7 @@ def _facts(store: Store, job: Job, arm: Provenance, row: Mapping[str, Any]) -> I
     driver, memory = details.get("driver", {}), details.get("memory_mib")
     gpus = [f"{gpu['name']} (sm {gpu.get('compute_cap')})" for gpu in details.get("gpus", []) if gpu.get("name")]
     yield "session", job.job_id
-    yield "kind", WORDS[job.kind] if job.kind in SESSIONS else job.kind
+    yield "kind", WORDS.get(job.plan.shown_kind, job.kind)
     yield "ended", job.state
     yield "pin", row["pin"]
     yield "tree", row["tree"]

@@ -56,7 +56,7 @@ class _Outcome:
 
 def _newest_outcome(store: Store, candidate: str, baseline: str = "") -> _Outcome | None:
     job, newer = newest_with_verdicts(store, candidate, baseline)
-    if job is None or job.kind == "noise":
+    if job is None or job.plan.shown_kind == "noise":
         return None
     judged = judgement.recorded(store, job.job_id)
     verdicts = [each.verdict for each in judged]

@@ -55,9 +55,8 @@ class ChainSession:
     @property
     def title(self) -> str:
         """What is compared: `A/B of w4a16 against stock`."""
-        if self.candidate is None:  # of an `ab` too
-            return f"{WORDS['noise']} of {self.baseline.name} against itself"
-        return f"{WORDS[self.plan.kind]} of {self.candidate.name} against {self.baseline.name}"
+        candidate, other = (self.candidate, self.baseline.name) if self.candidate else (self.baseline, "itself")
+        return f"{WORDS[self.plan.shown_kind]} of {candidate.name} against {other}"
 
     def of_chains(self, ids: Collection[str]) -> list[RecordRow]:
         """Return the runs of the chains with these ids: the last for each role and cycle, without the burn-in."""

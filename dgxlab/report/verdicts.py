@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from dgxlab.store import Job, Store
 
 MARK = {"ab": "", "screen": " (screen)", "noise": " (A/A)"}
-"""By kind of session, what follows its verdicts, so that they are not mistaken for those of an A/B."""
+"""By `Plan.shown_kind`, what follows its verdicts, so that they are not mistaken for those of an A/B."""
 
 
 PAIR = """SELECT DISTINCT job_id FROM verdict_list
@@ -79,9 +79,9 @@ def collect_session(store: Store, job_id: str) -> SessionReport:
     session = ChainSession(store, job)
     compared = comparisons(session) if session.ended and not job.rejected else []
     of_all = [row.verdict for row in compared]
-    words = [verdict.verdict for verdict in of_all]
-    text = f"rejected: {job.rejected}" if job.rejected else summary(job.kind, words) if session.ended else ""
-    if job.kind == "noise":
+    words, kind = [verdict.verdict for verdict in of_all], job.plan.shown_kind
+    text = f"rejected: {job.rejected}" if job.rejected else summary(kind, words) if session.ended else ""
+    if kind == "noise":
         by_name = {"noise": map(sigma, of_all), "noise floor": (verdict.noise for verdict in of_all)}
         known = ((name, sorted(filter(None, shares))) for name, shares in by_name.items())
         text += "".join(f"; {name} {_ends(shares)} %" for name, shares in known if shares)
@@ -99,7 +99,7 @@ def collect_session(store: Store, job_id: str) -> SessionReport:
         missing=(),
         failures=tuple(session.failures()),
         session=job.job_id,
-        kind=job.kind,
+        kind=kind,
         ended=session.ended,
         verdict=judgement.session_verdict(words) if words else "",
         counts={word: words.count(word) for word in VERDICTS if word in words},
@@ -163,7 +163,7 @@ def _effects(own: int, pair: _Pair) -> Iterator[Table]:
         for number, (each, of_session) in shown.items():
             if key in of_session:
                 verdict = of_session[key].verdict
-                word = verdict.verdict + MARK[each.job.kind]
+                word = verdict.verdict + MARK[each.job.plan.shown_kind]
                 effect = "" if verdict.effect is None else units.change(verdict.effect)
                 around = f"({units.interval(verdict.interval)})" if verdict.interval else ""
                 rows[-1][f"effect.{number}"] = " ".join(filter(None, (effect, around, word)))
@@ -223,7 +223,7 @@ def comparisons(session: ChainSession) -> list[Claim]:
 
 
 def _table(session: ChainSession, form: Form, title: str, group: Sequence[Claim]) -> Table:
-    kind, candidate = session.plan.kind, session.candidate
+    kind, candidate = session.plan.shown_kind, session.candidate
     group = sorted(group, key=lambda row: sort_key(form, row.ask))  # stable: the comparisons of a cell keep their order
     others = [_of_both(form, row) for row in group]
     settings, varying = common(others), varying_of(others)

@@ -277,8 +277,8 @@ def test_a_session_that_goes_on_shows_how_far_it_is(two: Project) -> None:
     attached = two.run("attach", job)
     again = "dgxlab ab slow slow --host local"
     assert (attached.rc, attached.next) == (130, again)
-    assert "**invalid: 2 of 2 invalid**" in attached.out
-    assert two.ok("sessions").out.endswith("  cancelled; invalid: 2 of 2 invalid\n")
+    assert "**invalid (A/A): 2 of 2 invalid**" in attached.out
+    assert two.ok("sessions").out.endswith("  cancelled; invalid (A/A): 2 of 2 invalid\n")
 
 
 def test_whoever_attaches_is_told_whose_gate_it_is(two: Project) -> None:

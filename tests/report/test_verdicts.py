@@ -25,6 +25,7 @@ from dgxlab.report import (
     query,
     render,
     render_page,
+    sessions,
 )
 from dgxlab.report.cells import OUTCOME, layout
 from dgxlab.store import Store
@@ -282,8 +283,17 @@ def test_an_aa_session_gives_its_baselines_number(store: Store) -> None:
 
 def test_an_ab_of_an_arm_and_itself_is_called_an_aa(store: Store) -> None:
     stock = h200(bench=STREAM, session=SessionSpec(cycles=CYCLES))
-    Session(store, stock, A, plan=planning.make_ab(stock, stock, (source(), source()), job_id=A)).save()
+    session = Session(store, stock, A, plan=planning.make_ab(stock, stock, (source(), source()), job_id=A))
     assert collect_session(store, A).title.endswith(": A/A of h200 against itself")
+    session.build().gates().chains(by(1.0)).gates(after=True).end()
+    report, word = collect_session(store, A), "same (A/A): 2 of 2 same"
+    assert (report.kind, report.summary.partition(";")[0]) == ("noise", word)
+    assert {row["verdict"] for row in verdicts(report).rows} == {"same (A/A)"}
+    assert [(row["kind"], row["verdict"]) for row in sessions(store, kind="noise")] == [("noise", word)]
+    assert sessions(store, kind="ab") == []
+    tables = {table.title: table.rows for table in overview(store).tables}
+    assert [row["kind"] for row in tables["Sessions"]] == ["A/A"]
+    assert [row["verdict"] for row in tables["Verdicts"]] == [word]
 
 
 def test_an_arm_that_differs_in_name_alone_has_its_own_number(store: Store) -> None:
