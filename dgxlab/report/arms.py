@@ -12,8 +12,9 @@ from dgxlab.judgement.names import CellAsk
 from dgxlab.model import PROTOCOL, SESSIONS, Cell
 from dgxlab.report import ask as asking
 from dgxlab.report.ask import Query
-from dgxlab.report.evidence import Evidence, Measured, doubts, find_evidence, range_of
+from dgxlab.report.evidence import Evidence, Measured, doubts, find_evidence
 from dgxlab.report.records import Column, Origin, Row, Table, Value, grouped
+from dgxlab.report.runs import range_of
 from dgxlab.report.tables import (
     CEILING,
     CONCURRENCY,

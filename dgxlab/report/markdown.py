@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from dgxlab import units
 from dgxlab.errors import UsageError
 from dgxlab.report.cells import layout, legend, text
-from dgxlab.report.evidence import range_of
 from dgxlab.report.records import (
     Beside,
     Column,
@@ -32,6 +31,7 @@ from dgxlab.report.records import (
     Table,
     some,
 )
+from dgxlab.report.runs import range_of
 from dgxlab.report.tables import of_arms
 from dgxlab.store import alias
 

@@ -11,8 +11,9 @@ from dgxlab.compare import Difference, differing
 from dgxlab.errors import GateFailed
 from dgxlab.model import BASELINE, BURN_IN, PROTOCOL, GateStep, ModelStep, ParityGate, Plan
 from dgxlab.plan import is_flag
-from dgxlab.report.evidence import LISTED, OF_GATES, RecordRow, arms_of_job, engaged_rows
+from dgxlab.report.evidence import LISTED, OF_GATES, arms_of_job, engaged_rows
 from dgxlab.report.records import Failure, Table, columns, grouped, some
+from dgxlab.report.runs import RecordRow
 from dgxlab.report.tables import env_text, gate_rows, provenance
 from dgxlab.store import FLAWED, REJECTED, alias, gate_digest
 from dgxlab.tools.parity import unlike

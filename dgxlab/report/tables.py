@@ -13,8 +13,9 @@ from dgxlab.judgement.names import CellAsk, assigned
 from dgxlab.model import CHANGED, Cell, Check, LaunchedGate, ParityGate, SyntheticModel, about, gpu_backends, root_of
 from dgxlab.model.events import COPY
 from dgxlab.report.ask import AskedGate, label, op_params
-from dgxlab.report.evidence import Evidence, Measured, doubts, engaged_rows, range_of
+from dgxlab.report.evidence import Evidence, Measured, doubts, engaged_rows
 from dgxlab.report.records import Column, Number, Provenance, Row, ShownFlag, Table, Value, columns, grouped, labels_of
+from dgxlab.report.runs import range_of
 from dgxlab.tools import BENCHES, BY_FORM
 from dgxlab.tools.llama_bench import name_of_test
 

@@ -15,17 +15,6 @@ from dgxlab.judgement.names import CellAsk, told_apart
 from dgxlab.model import BASELINE, CANDIDATE, ChainStep, Plan
 from dgxlab.model.reasons import Code
 from dgxlab.report import ask as asking
-from dgxlab.report.evidence import (
-    FLAGS,
-    VALUES,
-    Medians,
-    RecordRow,
-    by_kind,
-    by_run,
-    conditions_of,
-    mean_of,
-    medians_of,
-)
 from dgxlab.report.records import (
     Column,
     Discard,
@@ -40,6 +29,7 @@ from dgxlab.report.records import (
     grouped,
     labels_of,
 )
+from dgxlab.report.runs import FLAGS, VALUES, Medians, RecordRow, by_kind, by_run, conditions_of, mean_of, medians_of
 from dgxlab.report.session import ChainSession, differences, older
 from dgxlab.report.tables import (
     FORMS,
