@@ -248,7 +248,7 @@ class Session:
     thermal: str = "hot"
     """hot: steady state; cold: each run waits until the device has cooled."""
     drift_limit: float = 0.05
-    """Smallest difference of a cycle's two baseline runs that can be a step; a step does not count."""
+    """A cycle whose baselines differ by more can be a step, not counted; at most 2% in screens."""
     min_effect: float | None = None
     """Always None; specs recorded before protocol 3 may have it."""
     effect: float = field(default=0.02, metadata=LATER)

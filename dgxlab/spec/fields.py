@@ -154,9 +154,12 @@ def _flash_attn(value: Any) -> Any:
 
 def _share(value: Any) -> Any:
     try:
-        return share(value) if isinstance(value, str) else value
+        part = share(value) if isinstance(value, str) else value
     except ValueError:
-        raise ValueError("must be a share between 0 and 1, as in 2% or 0.02") from None
+        part = 0.0
+    if isinstance(part, int | float) and not 0 < part < 1:
+        raise ValueError("must be a share between 0 and 1, as in 2% or 0.02")
+    return part
 
 
 def _no_repeats(values: list[T]) -> list[T]:

@@ -27,6 +27,7 @@ REFUSED = [
     ("matrix: {env: {A: [x, x]}}", "matrix.env.A: holds x twice"),
     # the top
     ("session: {drift_limit: 60%}", "session.drift_limit: must be at most 50%, or 0.5"),
+    ("session: {drift_limit: 25}", "session.drift_limit: must be a share between 0 and 1, as in 2% or 0.02, not 25"),
     ("name: a/b", "name: must be a name of letters, digits, dots, dashes and underscores, 64 at most, not 'a/b'"),
     ('name: "x\\n"', "name: must be a name"),
     (f"name: {'x' * 65}", "name: must be a name"),
