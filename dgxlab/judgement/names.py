@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from dgxlab.chains import Comparison
 from dgxlab.judgement import recorded
@@ -32,6 +33,16 @@ def assigned(name: str, value: object) -> str:
     return name + ('=""' if value == "" else f"={value}")
 
 
+def keys_of(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the keys of all rows, each once."""
+    return list(dict.fromkeys(key for row in rows for key in row))
+
+
+def varying_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the keys whose values differ between the rows, given each row's settings."""
+    return [key for key in keys_of(rows) if len({repr(row.get(key)) for row in rows}) > 1]
+
+
 def told_apart(names: Sequence[str], asks: Sequence[CellAsk]) -> list[str]:
     """Return the names of cells, with what cells of one name differ in: model, else tool, settings, environment.
 
@@ -43,20 +54,19 @@ def told_apart(names: Sequence[str], asks: Sequence[CellAsk]) -> list[str]:
         lambda ask: {key: assigned(key, value) for key, value in {**ask.cell.params, **ask.cell.fixed}.items()},
         lambda ask: {key: assigned(key, value) for key, value in ask.env.items()},
     )
-    names = list(names)
     for words_of in kinds:
         words = [words_of(ask) for ask in asks]
         alike: dict[str, list[Mapping[str, str]]] = {}
         for name, own in zip(names, words, strict=True):
             alike.setdefault(name, []).append(own)
-        for number, own in enumerate(words):
-            others = alike[name := names[number]]
-            keys = dict.fromkeys(key for other in others for key in other)
-            varying = [key for key in keys if len({other.get(key) for other in others}) > 1]
-            more = [own.get(key, f"-{key}") for key in varying]
+        varying = {name: varying_of(others) for name, others in alike.items()}
+        told = []
+        for name, own in zip(names, words, strict=True):
+            more = [own.get(key, f"-{key}") for key in varying[name]]
             # a model comes first, as in tables of several
-            names[number] = " ".join(filter(None, [*more, name] if words_of is kinds[0] else [name, *more]))
-    return names
+            told.append(" ".join(filter(None, [*more, name] if words_of is kinds[0] else [name, *more])))
+        names = told
+    return list(names)
 
 
 def of_comparisons(pairs: Iterable[tuple[Launch | RunStep, Comparison]]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dgxlab import units
 from dgxlab.errors import UsageError
-from dgxlab.judgement.names import CellAsk
+from dgxlab.judgement.names import CellAsk, varying_of
 from dgxlab.model import PROTOCOL, SESSIONS, Cell
 from dgxlab.report import ask as asking
 from dgxlab.report.ask import Query
@@ -28,7 +28,6 @@ from dgxlab.report.tables import (
     origin_of,
     settings_of,
     sort_key,
-    varying_of,
 )
 from dgxlab.store import alias
 from dgxlab.tools import BY_FORM

@@ -131,7 +131,7 @@ SESSIONS_LISTED = f"""SELECT job_id AS session, {KIND} AS kind, name, host, inte
                              WHERE verdicts.job_id = jobs.job_id) AS verdicts,
                             (SELECT json_group_array(note) FROM notes WHERE notes.job_id = jobs.job_id) AS notes
                      FROM jobs LEFT JOIN rejections USING (job_id)
-                     WHERE host = coalesce(:host, host) AND (:kind = '' OR {KIND} = :kind) AND intent_at >= :since
+                     WHERE host = coalesce(:host, host) AND (:kind IS NULL OR {KIND} = :kind) AND intent_at >= :since
                      AND (:experiment IS NULL OR name = :experiment
                           OR EXISTS (SELECT 1 FROM arms WHERE arms.job_id = jobs.job_id AND arm = :experiment))
                      ORDER BY intent_at DESC, job_id DESC LIMIT :most"""  # noqa: S608 - our own
@@ -154,7 +154,7 @@ def sessions(
 
     An `experiment` is measured alone or as an arm; `since` is in Unix seconds; `most` is -1 for all.
     """
-    asked = {"host": host, "experiment": experiment, "kind": kind or "", "since": since, "most": most}
+    asked = {"host": host, "experiment": experiment, "kind": kind, "since": since, "most": most}
     rows = store.rows(SESSIONS_LISTED, asked)
     for row in rows:
         words = json.loads(row.pop("verdicts"))

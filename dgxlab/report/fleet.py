@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from dgxlab import judgement, stats, units
 from dgxlab.errors import UsageError
 from dgxlab.judgement import fleets
-from dgxlab.judgement.names import CellAsk, told_apart
+from dgxlab.judgement.names import CellAsk, told_apart, varying_of
 from dgxlab.report import ask as asking
 from dgxlab.report.arms import side_by_side
 from dgxlab.report.ask import Ask, Query
 from dgxlab.report.evidence import Evidence, find_evidence
 from dgxlab.report.records import Column, Number, Page, Row, Table, grouped
 from dgxlab.report.session import WORDS, ChainSession
-from dgxlab.report.tables import env_text, leading, varying_of
+from dgxlab.report.tables import env_text, leading
 from dgxlab.report.verdicts import Claim, comparisons
 from dgxlab.stats import Pooled, Verdict
 from dgxlab.store import UNCOUNTED

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dgxlab import roofline, units
 from dgxlab.errors import command
-from dgxlab.judgement.names import CellAsk, assigned
+from dgxlab.judgement.names import CellAsk, assigned, keys_of, varying_of
 from dgxlab.model import CHANGED, Cell, Check, LaunchedGate, ParityGate, SyntheticModel, about, gpu_backends, root_of
 from dgxlab.model.events import COPY
 from dgxlab.report.ask import AskedGate, label, op_params
@@ -292,7 +292,7 @@ def _measured_table(form: Form, title: str, cells: Sequence[Measured], evidence:
         {**lead, **{key: other.get(key) for key in varying}, **{m: cell.quantities.get(m) for m in metrics}}
         for cell, lead, other in zip(cells, leads, others, strict=True)
     ]
-    shown = leading(rows, [*_keys(leads), *varying])
+    shown = leading(rows, [*keys_of(leads), *varying])
     shown += [Column(metric, units.metric(metric).label, metric) for metric in metrics]
     if form is SINGLE_STREAM and any(shares := [ceiling_share(evidence, cell) for cell in cells]):
         shown.append(Column("of_ceiling", CEILING, numeric=True))
@@ -356,11 +356,6 @@ def settings_of(form: Form, ask: CellAsk) -> dict[str, Value]:
     return {k: v for k, v in every.items() if k not in form.hidden and k not in lead and v != ""}
 
 
-def varying_of(others: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the keys whose values differ between the rows, given each row's settings: they need a column."""
-    return [key for key in _keys(others) if len({repr(other.get(key)) for other in others}) > 1]
-
-
 def common(others: Sequence[Mapping[str, _Setting]]) -> dict[str, _Setting]:
     """Return the settings that have the same value in all rows, given each row's settings."""
     varying = varying_of(others)
@@ -381,7 +376,3 @@ def of_arms(name: str, baseline: Value, candidate: Value) -> str:
     """Return a setting's values in both arms in words: `baseline GGML_CUDA_W4A16=0, candidate unset`."""
     sides = {"baseline": baseline, "candidate": candidate}
     return ", ".join(f"{arm} {'unset' if value is None else assigned(name, value)}" for arm, value in sides.items())
-
-
-def _keys(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(key for row in rows for key in row))

@@ -11,7 +11,7 @@ from dgxlab import judgement, units
 from dgxlab.chains import drift_limit
 from dgxlab.judgement import Judged
 from dgxlab.judgement.fleets import identity
-from dgxlab.judgement.names import CellAsk, told_apart
+from dgxlab.judgement.names import CellAsk, told_apart, varying_of
 from dgxlab.model import BASELINE, CANDIDATE, ChainStep, Plan
 from dgxlab.model.reasons import Code
 from dgxlab.report import ask as asking
@@ -41,7 +41,6 @@ from dgxlab.report.tables import (
     provenance,
     settings_of,
     sort_key,
-    varying_of,
 )
 from dgxlab.stats import STEPS, VERDICTS, Verdict, sigma
 from dgxlab.tools import metric_label
