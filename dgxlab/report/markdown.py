@@ -57,7 +57,7 @@ ASIDE: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "steps": (("step",), ("notes",)),
     "levers": (("lever",), ("hypothesis", "why")),
     "tries": (("try",), ("because", "why")),
-    "gates": (("arm", "gate", "op", "when"), ("found", "engaged")),
+    "gates": (("arm", "gate", "op", "when"), ("found", "engaged", "flaky")),
     "imported": (("file",), ("told",)),
 }
 """By form, the columns that name a row, and the columns of long texts; without --wide these become notes beneath."""
@@ -302,7 +302,7 @@ def _items(table: Table, *, wide: bool) -> Iterator[_Part]:
         elif wide or flag.plain:
             yield "", f"flag in {where}: {flag.reason}"
     names, aside = _aside(table, wide=wide)
-    heads = {column.key: f"{column.label} " for column in table.columns if column.key in ("env", *DETAILS)}
+    heads = {column.key: f"{column.label} " for column in table.columns if column.key in ("env", "flaky", *DETAILS)}
     texts: dict[str, list[str]] = {}
     for row in table.rows:
         name = " ".join(str(row[key]) for key in names if row.get(key))
