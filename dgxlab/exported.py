@@ -15,7 +15,7 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +23,30 @@ from dgxlab import __version__
 from dgxlab.errors import AGAIN, UsageError, access, command, needs
 from dgxlab.model import digest
 from dgxlab.report.imports import find_import
-from dgxlab.store import FLAWED, UNCOUNTED, Store
-from dgxlab.tools import EXPORTED, TOOLS, clients, llama_server
+from dgxlab.store import UNFIT, WARM_UP, Store, alias
+from dgxlab.tools import EXPORTED, TOOLS, clients
 from dgxlab.tools.reading import ORIGIN, decoded
 
 PYARROW = "pyarrow>=17"
 COMMIT_DIGITS = 8  # length of every build_commit: compare-llama-bench.py cuts all to the shortest
 
-# a run of the burn-in is a warm-up, and no table shows it
+WHY = f"""coalesce({UNFIT}, iif(EXISTS (SELECT 1 FROM samples AS s WHERE s.run_id = rows.run_id AND s.cell = rows.cell
+    AND s.discarded IS NULL), NULL, 'had no sample that counts'))"""  # noqa: S608 - a constant of ours
+
+WITH_RUNS = """rows JOIN runs USING (run_id) JOIN arms USING (job_id, arm) LEFT JOIN chain_runs USING (run_id)
+    WHERE (:job IS NULL OR runs.job_id = :job)
+    AND (:name IS NULL OR :name = runs.arm OR runs.job_id IN (SELECT job_id FROM jobs WHERE jobs.name = :name))"""
+
 ROWS = f"""
     SELECT rows.raw, rows.cell, run_id, runs.job_id, runs.arm, runs.build_id, device_id, runs.env_digest, runs.env,
            arms.commit_id, arms.pin, arms.tree, arms.series, arms.dirty
-    FROM rows JOIN runs USING (run_id) JOIN arms USING (job_id, arm)
-    LEFT JOIN chain_runs USING (run_id)
-    WHERE runs.status = 'valid' AND runs.tool = :tool AND coalesce(role, '') <> 'burn-in'
-    AND runs.job_id NOT IN ({UNCOUNTED}) AND run_id NOT IN ({FLAWED})
-    AND (:job IS NULL OR runs.job_id = :job)
-    AND (:name IS NULL OR :name = runs.arm OR runs.job_id IN (SELECT job_id FROM jobs WHERE jobs.name = :name))
-    AND EXISTS (SELECT 1 FROM samples AS s
-                WHERE s.run_id = rows.run_id AND s.cell = rows.cell AND s.discarded IS NULL)
+    FROM {WITH_RUNS} AND runs.tool = :tool AND {WHY} IS NULL
     ORDER BY runs.started, run_id, rows.rowid"""  # noqa: S608 - a constant of ours
+
+LEFT_OUT = f"""
+    SELECT {WHY} AS why, count(*) AS count, runs.job_id, max(runs.started)
+    FROM {WITH_RUNS} AND runs.tool IN (SELECT value FROM json_each(:tools)) AND why IS NOT NULL
+    GROUP BY why ORDER BY why"""  # noqa: S608 - a constant of ours
 
 COUNTED = """SELECT metric, value FROM samples
     WHERE run_id = ? AND cell = ? AND discarded IS NULL ORDER BY metric, ordinal"""
@@ -57,12 +61,20 @@ class Exported:
     builds: Mapping[str, tuple[str, ...]]  # the arms of each build_commit; for imported rows the file
 
 
-def collect(store: Store, tool: str, *, job: str | None = None, name: str | None = None) -> Exported:
-    """Return the rows of a tool's valid runs, oldest first.
+@dataclass(frozen=True)
+class LeftOut:
+    """Rows that an export does not have."""
 
-    Left out are runs of a burn-in, of rejected jobs, of sessions of two arms that have not ended, and those that a hard
-    event disturbed. With `job`, only rows of the job with this id; with `name`, only rows of the experiment or the jobs
-    of this name, those of an experiment as an arm too.
+    rows: int
+    which: str  # to read after "5 rows"
+    next: str  # the command that shows them; of several sessions, those of the last
+
+
+def collect(store: Store, tool: str, *, job: str | None = None, name: str | None = None) -> Exported:
+    """Return the rows of a tool's runs that count, oldest first; `left_out` counts the others.
+
+    With `job`, only rows of the job with this id; with `name`, only rows of the experiment or the jobs of this name,
+    those of an experiment as an arm too.
     """
     bench = EXPORTED[tool]
     measured = store.rows(ROWS, {"tool": bench.name, "job": job, "name": name})
@@ -84,6 +96,17 @@ def collect(store: Store, tool: str, *, job: str | None = None, name: str | None
         printed = _plain(bench.exported(json.loads(row["raw"]), samples))
         rows.append({**printed, "build_commit": commit, **{name: row[name] for name in ORIGIN}})
     return Exported(tool, tuple(rows), {commit: tuple(arms) for commit, arms in builds.items()})
+
+
+def left_out(store: Store, tools: Sequence[str], *, job: str | None = None, name: str | None = None) -> list[LeftOut]:
+    """Return which rows of these tools `collect` leaves out."""
+    names = json.dumps([EXPORTED[tool].name for tool in tools])
+    left = []
+    for row in store.rows(LEFT_OUT, {"tools": names, "job": job, "name": name}):
+        session = alias(row["job_id"])
+        shows = ("logs", session) if row["why"] == WARM_UP else ("report", session, "--wide")
+        left.append(LeftOut(row["count"], f"whose run {row['why']}", command("dgxlab", *shows)))
+    return left
 
 
 def collect_imported(store: Store, name: str) -> Exported:
@@ -110,6 +133,21 @@ def collect_imported(store: Store, name: str) -> Exported:
 def _plain(columns: Mapping[str, Any]) -> dict[str, Any]:
     """Return columns as all formats can hold them: a bool becomes 1 or 0."""
     return {name: int(value) if isinstance(value, bool) else value for name, value in columns.items()}
+
+
+def fitting(tools: Sequence[Exported], kind: str) -> tuple[list[Exported], list[LeftOut]]:
+    """Return what a file of this kind can hold of exported rows, and which rows it cannot."""
+    if kind != "json":
+        return [*tools], []
+    kept = [
+        replace(each, rows=tuple(row for row in each.rows if "pl" in row and row.get("requests"))) for each in tools
+    ]
+    left = [
+        LeftOut(count, f"of {each.tool}, which json cannot hold", f"dgxlab export rows.jsonl --tool {each.tool}")
+        for each, part in zip(tools, kept, strict=True)
+        if (count := len(each.rows) - len(part.rows))
+    ]
+    return [each for each in kept if each.rows], left
 
 
 def write(path: Path, tools: Sequence[Exported], kind: str = "") -> None:
@@ -140,8 +178,6 @@ def content(tools: Sequence[Exported], kind: str) -> bytes:
 
 
 def _encode(path: Path, tools: Sequence[Exported], kind: str) -> None:
-    if kind == "json":
-        tools = [each for each in tools if each.tool == llama_server.PROGRAM]
     if len(tools) > 1 and kind != "sqlite":
         names = ", ".join(each.tool for each in tools)
         message = f"{kind} holds the rows of one tool, and there are {names}: name one with --tool"
@@ -189,7 +225,7 @@ def _parquet(path: Path, tools: Sequence[Exported]) -> None:
 
 
 def _json(path: Path, tools: Sequence[Exported]) -> None:
-    rows = [row for each in tools for row in each.rows if "pl" in row and row["requests"]]
+    rows = [row for each in tools for row in each.rows]
     if len({tuple(row[name] for name in ("model", "arm", "build_id", "device_id", "env")) for row in rows}) != 1:
         message = "json is llama-benchy's format, of one model, build and device of a server; *.jsonl takes several"
         raise UsageError(message, next="dgxlab sessions")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
@@ -15,6 +15,9 @@ from dgxlab import units
 from dgxlab.cli._app import JOB, App, Workspace, connect
 from dgxlab.cli._out import Format, Out, as_typed, plural, write_bytes
 from dgxlab.errors import CheckFailed, SpecError, UsageError, command
+
+if TYPE_CHECKING:
+    from dgxlab.exported import LeftOut
 
 app = App("Check, merge and rebuild the record.")
 
@@ -92,20 +95,26 @@ def export(
         raise UsageError("export needs one FILE, - for stdout; --job names a session", next="dgxlab export --help")
     if imported and (tool or job or name):
         raise UsageError("--imported exports one file and takes no other filter", next="dgxlab export --help")
+    kind = as_ or ("csv" if str(path) == "-" else path.suffix[1:])
     with workspace.store() as store:
         if imported:
-            tables = [exported.collect_imported(store, imported)]
+            tables, left = [exported.collect_imported(store, imported)], []
         else:
             job_id = store.named(job) if job else None
             tools = [tool.value] if tool else [each.value for each in Tool]
             tables = [exported.collect(store, each, job=job_id, name=name) for each in tools]
+            left = exported.left_out(store, tools, job=job_id, name=name)
     tables = [each for each in tables if each.rows]
     if not tables:
-        raise UsageError(f"{store.path} has no valid run of that kind", next="dgxlab sessions")
+        shows = left[0].next if left else "dgxlab sessions"
+        message = f"{store.path} has no run of that kind that counts"
+        raise UsageError(message, details="\n".join(_lines(left)), next=shows)
+    tables, unfit = exported.fitting(tables, kind)
+    left += unfit
     if str(path) == "-":
-        write_bytes(exported.content(tables, as_ or "csv"))
+        write_bytes(exported.content(tables, kind))
     else:
-        exported.write(path, tables, as_ or "")
+        exported.write(path, tables, kind)
     lines = []
     for each in tables:
         lines.append(
@@ -116,7 +125,12 @@ def export(
     if str(path) == "-":
         out.note("\n".join(lines))
     else:
-        out.result({"file": str(path), "tools": written}, "\n".join(lines))
+        out.result({"file": str(path), "tools": written, "left_out": left}, "\n".join(lines))
+    out.note("\n".join(_lines(left)))
+
+
+def _lines(left: Iterable[LeftOut]) -> list[str]:
+    return [f"left out: {plural(each.rows, 'row')} {each.which}: see {each.next}" for each in left]
 
 
 def newest(builds: Iterable[str], most: int = 8) -> list[str]:

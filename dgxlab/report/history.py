@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from dgxlab import stats, units
 from dgxlab.errors import UsageError, command, needs
-from dgxlab.model import BURN_IN, SeriesRef
+from dgxlab.model import SeriesRef
 from dgxlab.report.ask import Query, has_words, job_of_arm
 from dgxlab.report.records import Column, Number, Page, Provenance, Row, Table, Value, grouped
 from dgxlab.report.tables import env_text
-from dgxlab.store import FLAWED, UNCOUNTED, alias
+from dgxlab.store import UNFIT, alias
 from dgxlab.tools import BENCHES
 
 if TYPE_CHECKING:
@@ -38,13 +38,12 @@ CAUSES = ("experiment", "pin", "tree", "driver", "GPU", "protocol")  # columns o
 RUNS = f"""SELECT m.job_id, m.arm, m.build_id, m.host, m.tool, m.cell, m.label, m.metric, m.value, m.unit, m.n,
                   m.spread, m.at, pin, tree, series, cmake, dirty, driver, d.names, d.uuids, env, protocol,
                   coalesce(inputs.name, '') AS model, coalesce(m.model_id, '') AS model_id,
-                  m.run_id IN ({FLAWED}) AS flawed
+                  coalesce({UNFIT}, iif(dirty, 'was of a working tree', NULL)) AS unfit
            FROM measurements AS m JOIN runs USING (run_id) JOIN devices AS d USING (device_id)
            JOIN jobs ON jobs.job_id = m.job_id
            JOIN arms ON (arms.job_id, arms.arm) = (m.job_id, m.arm)
            LEFT JOIN inputs ON (inputs.job_id, inputs.model_id) = (m.job_id, m.model_id)
-           WHERE m.cell IN (SELECT value FROM json_each(:cells)) AND m.status = 'valid'
-           AND coalesce(m.role, '') <> '{BURN_IN}' AND m.job_id NOT IN ({UNCOUNTED})
+           WHERE m.cell IN (SELECT value FROM json_each(:cells))
            AND :host IN ('', m.host) AND :model IN ('', coalesce(inputs.name, ''))
            AND (:names = '[]' OR m.arm IN (SELECT value FROM json_each(:names)))
            ORDER BY m.at, m.run_id"""  # noqa: S608 - our own
@@ -62,9 +61,9 @@ class SpeedChange:
 def history(store: Store, wanted: Query) -> Page:
     """Return the tables of the cells that match a query's patterns, one for each history.
 
-    Trees with changes that were not committed, and runs that a hard event disturbed, are left out. If any history has
-    several sessions, those with one are. Raises UsageError if no cell matches, no run of one counts, or ruptures is
-    missing.
+    Trees with changes that were not committed, and runs that do not count or that a hard event disturbed, are left out.
+    If any history has several sessions, those with one are. Raises UsageError if no cell matches, no run of one counts,
+    or ruptures is missing.
     """
     cells = [row["cell"] for row in store.rows("SELECT * FROM cells") if _matches(row, wanted.cells)]
     if not cells:
@@ -76,10 +75,9 @@ def history(store: Store, wanted: Query) -> Page:
     runs = store.rows(RUNS, {**asked, "host": wanted.host, "model": wanted.model})
     # a profile compares none, and all of its metrics are of interest
     runs = [run for run in runs if run["metric"] in (BENCHES[run["tool"]].compared or [run["metric"]])]
-    counted = [run for run in runs if not (run["dirty"] or run["flawed"])]
-    histories = list(grouped((_identity(run), run) for run in counted).values())
+    histories = list(grouped((_identity(run), run) for run in runs if not run["unfit"]).values())
     if runs and not histories:
-        why = dict.fromkeys("had a hard event" if run["flawed"] else "was of a working tree" for run in runs)
+        why = dict.fromkeys(run["unfit"] for run in runs)
         last = alias(runs[-1]["job_id"])
         message = f"every run of such a cell there {' or '.join(why)}; the last is in {last}"
         raise UsageError(message, next=command("dgxlab", "report", last, "--wide"))

@@ -9,4 +9,4 @@ from dgxlab.store.connect import Damaged, Locked, copies
 from dgxlab.store.merge import merging, textconv
 from dgxlab.store.records import Job, alias, device_row, gate_digest, matching_ids, only_match
 from dgxlab.store.schema import ROOFLINE
-from dgxlab.store.store import FLAWED, RECORDED, REJECTED, UNCOUNTED, Store
+from dgxlab.store.store import FLAWED, RECORDED, REJECTED, UNCOUNTED, UNFIT, WARM_UP, Store

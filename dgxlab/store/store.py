@@ -30,6 +30,13 @@ JOBS = """SELECT jobs.*, coalesce(reason, '') AS rejected, (SELECT json_group_ar
           FROM jobs LEFT JOIN rejections USING (job_id)"""
 FLAWED = "SELECT run_id FROM flags WHERE hard"
 """The runs that a hard event disturbed: tables mark them, and what has no room for a mark leaves them out."""
+WARM_UP = "was a warm-up"
+UNFIT = f"""CASE WHEN runs.job_id IN ({REJECTED}) THEN 'was rejected with its session'
+                  WHEN runs.job_id IN ({UNCOUNTED}) THEN 'is of a session that has not ended'
+                  WHEN runs.status <> 'valid' THEN iif(runs.status = 'failed', 'failed', 'was discarded')
+                  WHEN role = 'burn-in' THEN '{WARM_UP}'
+                  WHEN runs.run_id IN ({FLAWED}) THEN 'had a hard event' END"""
+"""Why what has no room for a mark leaves out one of `runs`, given its `role` in a chain; NULL for one that counts."""
 RECORDED = "json_array(e.total, e.unsupported, e.cases)"
 """Of `expectations AS e`: what a parity gate must reach that does not say it."""
 FRESH_S = 86400.0  # a younger copy is recent enough

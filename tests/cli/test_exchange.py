@@ -10,7 +10,7 @@ from pyarrow import parquet
 
 from dgxlab import imported
 from dgxlab.cli.record import newest
-from dgxlab.store import Store
+from dgxlab.store import Store, alias
 from tests.cli.conftest import Project
 from tests.report.worlds import GOLDEN, whole
 
@@ -55,7 +55,19 @@ def test_export_of_a_measured_project(measured: Project) -> None:
     assert counts == (3, 2)
     told = measured.json("export", "ops.csv", "--tool", "test-backend-ops")
     tools = [{"tool": "test-backend-ops", "rows": 2, "builds": {measured.machine.pin[:8]: ["toy"]}}]
-    assert told == {"file": "ops.csv", "tools": tools}
+    assert told == {"file": "ops.csv", "tools": tools, "left_out": []}
+
+
+def test_export_says_what_it_leaves_out(measured: Project) -> None:
+    assert measured.ok("export", "all.sqlite").err == ""
+    with Store.open(measured.folder / "results.db") as store:
+        (job,) = (job.job_id for job in store.jobs())
+        store.put("rejections", {"job_id": job, "reason": "a trial", "at": 0.0})
+    ran = measured.run("export", "none.sqlite")
+    short = alias(job)
+    line = f"left out: 8 rows whose run was rejected with its session: see dgxlab report {short} --wide"
+    assert ran.error == f"{measured.folder / 'results.db'} has no run of that kind that counts"
+    assert ran.err.splitlines()[1:] == [f"  {line}", f"next: dgxlab report {short} --wide"]
 
 
 def test_export_names_the_newest_builds() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from dgxlab import imported
 from dgxlab.errors import UsageError
-from dgxlab.exported import collect, collect_imported, write
+from dgxlab.exported import LeftOut, collect, collect_imported, fitting, left_out, write
 from dgxlab.model import to_json
 from dgxlab.store import Store
 from dgxlab.tools import EXPORTED
@@ -101,6 +101,33 @@ def test_only_what_counts_is_handed_on(empty: Store) -> None:
     }
 
 
+def test_what_does_not_count_is_counted_by_its_reason(store: Store, empty: Store) -> None:
+    assert left_out(store, ["llama-bench"]) == []
+    session = session_of_two(empty, "20261120-110000-h200-vs-w4a16-b").build().gates()
+    for step in session.plan.chains:
+        for role, cycle in places(step.cycles):
+            run = step.candidate if role == "candidate" else step.baseline
+            session.place(step, role, cycle, 1.0, results=to_json(capture(run)))
+    session.save()
+    hidden = left_out(empty, ["llama-bench"])
+    assert [(each.which, each.next) for each in hidden] == [
+        ("whose run is of a session that has not ended", "dgxlab report 4a16-b --wide")
+    ]
+    session.gates(after=True).end()
+    (warm,) = left_out(empty, ["llama-bench"])
+    rows = collect(empty, "llama-bench").rows
+    assert warm == LeftOut(hidden[0].rows - len(rows), "whose run was a warm-up", "dgxlab logs 4a16-b")
+    empty.put("flags", {"run_id": rows[0]["run_id"], **THROTTLED})
+    flawed = [row for row in rows if row["run_id"] == rows[0]["run_id"]]
+    hard = LeftOut(len(flawed), "whose run had a hard event", "dgxlab report 4a16-b --wide")
+    assert left_out(empty, ["llama-bench"]) == [hard, warm]
+    assert left_out(empty, ["llama-bench"], name="nosuch") == []
+    empty.put("rejections", {"job_id": "20261120-110000-h200-vs-w4a16-b", "reason": "a trial", "at": 0.0})
+    assert left_out(empty, ["llama-bench"]) == [
+        LeftOut(hidden[0].rows, "whose run was rejected with its session", "dgxlab report 4a16-b --wide")
+    ]
+
+
 # -- imported rows ----------------------------------------------------------------------------------------------------
 
 
@@ -178,7 +205,13 @@ def test_what_the_file_cannot_be(store: Store, tmp_path: Path, name: str, tools:
 def test_a_server_as_llama_benchy_has_the_same_figures_when_it_is_imported(store: Store, tmp_path: Path) -> None:
     """Other tools of the same record are left out; what a wave began at once is the whole of it."""
     record(store, "plain", 2000)
-    write(path := tmp_path / "served.json", [collect(store, tool) for tool in EXPORTED])
+    tables, rest = fitting([table for tool in EXPORTED if (table := collect(store, tool)).rows], "json")
+    assert [(each.rows, each.which, each.next) for each in rest] == [
+        (6, "of llama-bench, which json cannot hold", "dgxlab export rows.jsonl --tool llama-bench"),
+        (12, "of test-backend-ops, which json cannot hold", "dgxlab export rows.jsonl --tool test-backend-ops"),
+        (9, "of llama-batched-bench, which json cannot hold", "dgxlab export rows.jsonl --tool llama-batched-bench"),
+    ]
+    write(path := tmp_path / "served.json", tables)
     read = imported.open_file(path)
     assert (read.tool, read.reading.provenance["model"]) == ("llama-benchy", "m.gguf")
     assert [row.params for row in read.reading.rows] == [{"pp": 16, "tg": 100, "pl": pl} for pl in (1, 4)]
@@ -198,7 +231,7 @@ def test_a_server_as_llama_benchy_has_the_same_figures_when_it_is_imported(store
 
 def test_only_one_server_makes_a_report(store: Store, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="json is llama-benchy's format"):
-        write(tmp_path / "none.json", [collect(store, "llama-bench")])
+        write(tmp_path / "none.json", fitting([collect(store, "llama-bench")], "json")[0])
     record(store, "plain", 2000)
     served = collect(store, "llama-server")
     for of in ("model", "arm", "device_id"):

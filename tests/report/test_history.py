@@ -139,6 +139,18 @@ def test_cells_whose_runs_do_not_count_are_not_said_to_be_unmeasured(store: Stor
     Session(store, h200(), "20261122-103000-h200-b", tree=source(dirty=True)).build().runs(numbers()).end()
     with pytest.raises(UsageError, match="had a hard event or was of a working tree; the last is in h200-b"):
         of(store)
+    store.put("rejections", {"job_id": "20261122-103000-h200-b", "reason": "a trial", "at": 0.0})
+    with pytest.raises(UsageError, match="had a hard event or was rejected with its session; the last is in h200-b"):
+        of(store)
+
+
+def test_a_session_that_has_not_ended_is_named_where_it_alone_measured_a_cell(store: Store) -> None:
+    two = session_of_two(store, "20261121-103000-h200-vs-w4a16-b").build().gates()
+    two.chains(lambda step, role, cycle: 100.0 + cycle).save()
+    with pytest.raises(UsageError) as raised:
+        of(store)
+    assert str(raised.value).endswith("such a cell there is of a session that has not ended; the last is in 4a16-b")
+    assert raised.value.next == "dgxlab report 4a16-b --wide"
 
 
 # -- the statistics ----------------------------------------------------------------------------------------------------
