@@ -10,7 +10,6 @@ from rich import box
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markdown import Heading, Markdown, MarkdownContext, Paragraph, TableDataElement, TableElement, TextElement
-from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.rule import Rule
 from rich.table import Column, Table
@@ -22,6 +21,7 @@ from dgxlab.errors import one_line
 from dgxlab.report.cells import OUTCOME, OUTCOMES
 
 COLOURS = {"good": "green", "bad": "red", "open": "cyan"}  # of outcomes; rich leaves colours out where NO_COLOR is set
+_GAP = 2  # blanks between the columns of a drawn table
 _WORD = 40  # max length of a word in a drawn table that is not broken into lines
 
 
@@ -80,10 +80,7 @@ class _Rows(TableElement):
     """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        table, boundless = self.table(), options.update(max_width=10_000)
-        if Measurement.get(console, boundless, table).maximum > options.max_width:
-            table = self.table(tight=True)
-        if Measurement.get(console, boundless, table).minimum <= options.max_width:
+        if table := self.table(options.max_width):
             yield table
             return
         for row in self.cells():
@@ -104,24 +101,28 @@ class _Rows(TableElement):
         header = self.header.row.cells if self.header and self.header.row else []
         return [header, *(row.cells for row in (self.body.rows if self.body else []))]
 
-    def table(self, *, tight: bool = False) -> Table:
-        """Return the table to draw; if `tight`, headers of number columns break at blanks."""
+    def table(self, room: int) -> Table | None:
+        """Return the table to draw, its widest columns narrowed to fit into `room`; None if that is impossible."""
         drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_edge=False)
         header, *rows = self.rows()
         body = [[_coloured(cell.content) for cell in row] for row in rows]
+        least, widths = [], []
         for cell, *values in zip(header, *body, strict=True):
             number = cell.justify == "right"
             parts = [part for value in values for part in ([value.plain] if number else value.plain.split())]
-            least = max(map(cell_len, [*cell.content.plain.split(), *parts]), default=1)
+            word = max(map(cell_len, [*cell.content.plain.split(), *parts]), default=1)
+            least.append(word if number else min(word, _WORD))
+            widths.append(max(cell_len(each.plain) for each in (cell.content, *values)))
             for value in values:
                 value.no_wrap = number
-            drawn.add_column(
-                cell.content,
-                justify=cell.justify,
-                overflow="fold",
-                width=least if number and tight else None,
-                min_width=least if number else min(least, _WORD),
-            )
+        # rich itself would narrow the widest column even where only others can be
+        for _ in range(sum(widths) + _GAP * (len(widths) - 1) - room):
+            wide = [(width, place) for place, width in enumerate(widths) if width > least[place]]
+            if not wide:
+                return None
+            widths[max(wide)[1]] -= 1
+        for cell, width in zip(header, widths, strict=True):
+            drawn.add_column(cell.content, justify=cell.justify, overflow="fold", width=width)
         for row in body:
             drawn.add_row(*row)
         return drawn

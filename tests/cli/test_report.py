@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from dgxlab.cli._terminal import draw
 from dgxlab.document import Document
 from dgxlab.store import Store
 from tests.cli.conftest import Project, Ran, shown_on
@@ -368,6 +369,21 @@ def test_a_narrow_terminal_stacks_rows(measured: Project) -> None:
     lines = on_a_terminal(measured, 40, "sessions").splitlines()
     assert [line.split()[0] for line in lines] == ["session", "begun", "kind", "name", "host", "runs", "outcome"]
     assert len(on_a_terminal(measured, 200, "sessions").splitlines()) == 2
+
+
+@pytest.mark.parametrize("columns", [32, 36, 100])
+def test_a_report_fits_into_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: int
+) -> None:
+    """A long name stays whole beside texts that can be narrower, and prose of a file's width is folded anew."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    prose = " ".join(["word"] * 40)
+    draw(f"| name | told by |\n| --- | --- |\n| {'n' * 24} | a bb cc dd ee |\n\n{prose[:119]}\n{prose[120:]}\n")
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert max(map(len, lines)) <= columns
+    assert [line for line in lines if line.startswith(f"{'n' * 24}  a bb")]
+    full = (columns + 1) // len("word ")
+    assert [line.count("word") for line in lines if "word" in line][:-1] == [full] * ((40 - 1) // full)
 
 
 @pytest.mark.parametrize(("env", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
