@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -130,14 +131,20 @@ def table(rows: Sequence[Mapping[str, str]], *, right: Collection[str] = (), cut
     room = shutil.get_terminal_size().columns if sys.stdout.isatty() else sum(widths) + 2 * len(widths)
     left = room - sum(widths[:-1]) - 2 * len(widths[:-1])
     if left < widths[-1] and not (cut and left >= _LEAST):
-        width = max(map(len, columns))
-        pairs = ([(column, cell) for column, cell in zip(columns, line, strict=True) if cell] for line in lines[1:])
-        return "\n\n".join("\n".join(f"{column:<{width}}  {cell}" for column, cell in row) for row in pairs)
+        names = [column.ljust(max(map(len, columns)) + 2) for column in columns]
+        pairs = ([(name, cell) for name, cell in zip(names, line, strict=True) if cell] for line in lines[1:])
+        return "\n\n".join("\n".join(_folded(name, cell, room) for name, cell in row) for row in pairs)
     for line in lines:
         line[-1] = line[-1] if len(line[-1]) <= left else f"{line[-1][: left - 1]}…"
         for number, column in enumerate(columns):
             line[number] = line[number].rjust(widths[number]) if column in right else line[number].ljust(widths[number])
     return "\n".join("  ".join(line).rstrip() for line in lines)
+
+
+def _folded(name: str, cell: str, room: int) -> str:
+    """Return a name and a text beside it, broken into lines at blanks."""
+    wrap = textwrap.TextWrapper(room, name, " " * len(name), break_long_words=False, break_on_hyphens=False)
+    return wrap.fill(cell)
 
 
 def show_error(error: DgxlabError) -> None:

@@ -54,6 +54,17 @@ def test_a_table_fits_into_a_terminal(monkeypatch: pytest.MonkeyPatch, width: in
     assert table(rows, cut=cut).splitlines() == shown
 
 
+def test_a_list_of_cells_is_folded_at_blanks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "20")
+    assert table([{"try": "7", "because": "warps copy less -and wait"}]).splitlines() == [
+        "try      7",
+        "because  warps copy",
+        "         less -and",
+        "         wait",
+    ]
+
+
 @pytest.mark.parametrize("old", [[], ["--wait", "0"], ["--wait=0"]])
 def test_the_next_command_replaces_an_option(monkeypatch: pytest.MonkeyPatch, old: list[str]) -> None:
     """The option that was typed, not what a text says of it."""
