@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import select
@@ -52,6 +53,12 @@ class Settings:
         """What may change measured values: processors, and variables of `env` but for those of compilers and caches."""
         own = {"processors": ",".join(map(str, self.processors))} if self.processors else {}
         return {name: value for name, value in self.env.items() if not _kept(name)} | own
+
+    @property
+    def digest(self) -> str:
+        """Digest of `measured`, 16 hex digits, "" if that is empty; facts have it, because the values are private."""
+        text = json.dumps(self.measured, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16] if self.measured else ""
 
 
 def settings() -> Settings:

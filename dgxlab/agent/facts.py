@@ -66,6 +66,7 @@ def gather() -> Facts:
             "cpu": _line("/proc/cpuinfo", r"(?:model name|Model)\s*:\s*(.+)$").strip() or platform.machine(),
             "cpus": cpus(),
             "processors": list(settings().processors),
+            "settings": settings().digest,
             "memory_mib": memory.get("MemTotal", 0) // 1024,
             "mem_available_mib": memory.get("MemAvailable", 0) // 1024,
             "disk": {"path": str(folder), "total_mib": disk.total >> 20, "free_mib": disk.free >> 20},

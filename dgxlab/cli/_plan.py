@@ -27,12 +27,13 @@ _PLAIN = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)  # words that need no shell q
 _NEVER = "over 100"  # shown when more cycles are needed than dgxlab proposes
 
 
-def note_unknown_host(name: str, out: Out) -> None:
-    """Print a note if no hosts.yaml names a host; no error, as what was measured there may be in the record."""
+def entry_of(name: str, out: Out) -> model.HostEntry:
+    """Return a host's entry, one without settings and a note if no hosts.yaml names it: the record may have it."""
     try:
-        look_up(name, hosts_files())
+        return look_up(name, hosts_files())
     except SpecError as error:
         out.note(f"note: {error.message}; next: {error.next}")
+        return model.HostEntry(name)
 
 
 def describe(plan: Plan, expected: Mapping[str, float | None]) -> str:

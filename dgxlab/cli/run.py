@@ -21,7 +21,7 @@ from dgxlab.units import share
 if TYPE_CHECKING:
     from dgxlab.lab.outlook import Outlook
     from dgxlab.lab.request import Request
-    from dgxlab.model import Experiment, Plan
+    from dgxlab.model import Experiment, HostEntry, Plan
     from dgxlab.report import SessionReport
 
 _STOCK = "stock"  # the experiment that two checkouts are measured with, unless another is named
@@ -239,7 +239,7 @@ def plan(
 
     Example: dgxlab plan experiments/h200/h200.yaml
     """
-    from dgxlab.cli._plan import note_unknown_host
+    from dgxlab.cli._plan import entry_of
 
     if candidate and (tree or effect):
         given = ("--effect", effect) if effect else ("--tree", tree)
@@ -249,9 +249,9 @@ def plan(
     else:
         requests = options.requests("run", spec, tree=tree)
     first = requests[0].experiments[0]
-    note_unknown_host(first.host, out)
+    host = entry_of(first.host, out)
     workspace, beside = options.at(workspace, first), bool(options.host and not candidate)
-    shown = [_planned(request, effect, workspace, out, beside=beside) for request in requests]
+    shown = [_planned(request, host, effect, workspace, out, beside=beside) for request in requests]
     values = [value for value, _ in shown]
     out.result(values if len(values) > 1 else values[0], "\n\n".join(text for _, text in shown))
 
@@ -363,7 +363,7 @@ def _measure(
 
 
 def _planned(
-    request: Request, effect: str | None, workspace: Workspace, out: Out, *, beside: bool
+    request: Request, host: HostEntry, effect: str | None, workspace: Workspace, out: Out, *, beside: bool
 ) -> tuple[Plan | Outlook, str]:
     """Return a plan, or an outlook, and its text; `beside` says to add what the record already has of it."""
     from dgxlab.cli._display import display
@@ -387,13 +387,13 @@ def _planned(
     expected, took, ends = None, dict[str, float | None](), list[str]()
     if recorded:
         with workspace.store() as store:
-            device = outlook.device_on(store, first.host, planned)
+            device = outlook.device_on(store, host, planned)
             planned = outlook.shared(store, planned, device)
             took = outlook.expected(store, planned, device, anew=True)
-            if beside and (known := missing.recorded(store, PinCache(), request, lambda event: None)):
+            if beside and (known := missing.recorded(store, PinCache(), host, request, lambda event: None)):
                 ends.append(describe_recorded(known, first.host))
             if effect or request.baseline:
-                expected = outlook.outlook(store, first, planned.arms[0].source, wanted)
+                expected = outlook.outlook(store, host, first, planned.arms[0].source, wanted)
     if effect and expected:
         return expected, describe_outlook(expected, first)
     return planned, "\n".join([describe(planned, took), *ends, *([length(expected)] if expected else [])])

@@ -103,7 +103,7 @@ def follow(lab: Lab, host: Host, job_id: str, watch: Watch) -> DgxlabError | Non
             status = retry.again_if_known(host, partial(host.status, job_id), noted(watch))
             if status.waits_for:
                 noted(watch)(f"job {job_id} waits for {status.waits_for}")
-        progress = Progress(lab.store, lab.store.job(job_id), watch)
+        progress = Progress(lab.store, host.entry, lab.store.job(job_id), watch)
 
         def take(piece: bytes) -> None:
             for event in ingest(lab.store, job_id, piece.splitlines(keepends=True)):

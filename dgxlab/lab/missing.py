@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -11,10 +10,22 @@ from typing import Any
 from dgxlab import judgement, model, plan, tools
 from dgxlab.chains import comparisons
 from dgxlab.errors import ConditionsError, UsageError, edit
-from dgxlab.lab import Side, Watch, cluster
-from dgxlab.lab.outlook import device_on, model_on, noise_command, shared
+from dgxlab.lab import Lab, Side, Watch, cluster
+from dgxlab.lab.outlook import device_on, jobs_on, model_on, noise_command, shared
 from dgxlab.lab.request import Request, sourced
-from dgxlab.model import PROTOCOL, ChainStep, Check, Device, Experiment, GateStep, ModelStep, ParityGate, Plan, digest
+from dgxlab.model import (
+    PROTOCOL,
+    ChainStep,
+    Check,
+    Device,
+    Experiment,
+    GateStep,
+    HostEntry,
+    ModelStep,
+    ParityGate,
+    Plan,
+    digest,
+)
 from dgxlab.source import PinCache
 from dgxlab.store import Store, gate_digest
 from dgxlab.transport.host import Host, Probe
@@ -83,14 +94,14 @@ def plan_missing(
     return Todo(), shared(store, job, device_of(sides[0], probe).id)
 
 
-def answered(store: Store, request: Request, sides: Sequence[Side], besides: Collection[str] = ()) -> str:
-    """Return the oldest session that has answered a request, on the device that the host last had; "" for none.
+def answered(lab: Lab, request: Request, sides: Sequence[Side], besides: Collection[str] = ()) -> str:
+    """Return the oldest session that has answered a request, on the device of `device_on`; "" for none.
 
     It compared the same and ended well, and is none of `besides` and not rejected. The host is not contacted: its
     model files are taken to be as it last had them.
     """
-    asked = everything(request, sides, request.name)
-    device = device_on(store, request.experiment.host, asked)
+    asked, store = everything(request, sides, request.name), lab.store
+    device = device_on(store, lab.connect(request.experiment.host).entry, asked)
     models = {model_on(store, *each, device) for each in _models(sides, asked)}
     rows = store.rows(
         """SELECT job_id FROM jobs WHERE (host, kind, experiment, protocol, exit_code) = (?, ?, ?, ?, 0)
@@ -161,12 +172,12 @@ class Recorded:
     cells: tuple[int, int]  # how many are measured, and how many the experiment names
 
 
-def recorded(store: Store, cache: PinCache, request: Request, watch: Watch) -> Recorded | None:
-    """Return what the record has of a run on its host, which is not contacted; None if it never reported."""
+def recorded(store: Store, cache: PinCache, on: HostEntry, request: Request, watch: Watch) -> Recorded | None:
+    """Return what the record has of a run on its host, which is not contacted; None without one of `jobs_on`."""
     request, sides = sourced(cache, request, watch)
     experiment, host = request.experiment, request.experiment.host
-    rows = store.rows("SELECT facts FROM jobs WHERE host = ? AND facts <> '' ORDER BY intent_at DESC LIMIT 1", (host,))
-    if not rows:
+    facts = next(filter(None, (store.job(job_id).facts for job_id in jobs_on(store, on))), None)
+    if facts is None:
         return None
     files = store.rows(
         "SELECT path, model_id FROM inputs JOIN jobs USING (job_id) WHERE host = ? ORDER BY intent_at", (host,)
@@ -177,7 +188,7 @@ def recorded(store: Store, cache: PinCache, request: Request, watch: Watch) -> R
         for row in files
         if model.is_at(path, row["path"])
     }
-    probe = Probe(model.from_json(model.Facts, json.loads(rows[0]["facts"])), (), known, {}, ())  # type: ignore[arg-type]
+    probe = Probe(model.from_json(model.Facts, facts), (), known, {}, ())  # type: ignore[arg-type]
     todo = _left_to_do(store, request, sides[0], probe, again=False)
     gates, build = len(plan.launched_gates(experiment)), build_of(sides[0], probe)
     built = store.rows("SELECT 1 FROM arms JOIN jobs USING (job_id) WHERE host = ? AND build_id = ?", (host, build))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dgxlab import judgement, plan, stats
+from dgxlab.agent.environment import Settings
 from dgxlab.agent.facts import host_id
 from dgxlab.chains import comparisons, shortest_burn_in
 from dgxlab.errors import SpecError, more_minutes
@@ -15,6 +16,7 @@ from dgxlab.model import (
     ChainStep,
     Experiment,
     GateStep,
+    HostEntry,
     ModelStep,
     ParityGate,
     Plan,
@@ -59,13 +61,13 @@ class Outlook:
     unknown: tuple[str, ...]  # labels of the cells whose noise floor is not known
 
 
-def outlook(store: Store, experiment: Experiment, source: Source, effect: float) -> Outlook:
+def outlook(store: Store, host: HostEntry, experiment: Experiment, source: Source, effect: float) -> Outlook:
     """Return the prediction for an A/B session of a baseline that is to find an effect, a share.
 
     The host is not contacted: the device is that of `device_on`. Raises SpecError if the experiment measures nothing.
     """
     session = plan.make_ab(experiment, experiment, (source, source), job_id=experiment.name)
-    device = device_on(store, experiment.host, session)
+    device = device_on(store, host, session)
     claims: list[Expected] = []
     unknown: dict[str, None] = {}
     for chain in session.chains:
@@ -96,16 +98,28 @@ def outlook(store: Store, experiment: Experiment, source: Source, effect: float)
     )
 
 
-def device_on(store: Store, host: str, job: Plan) -> str:
-    """Return the id of the device that was last recorded for a host, of the kind that a job needs; "" if none was.
+def jobs_on(store: Store, host: HostEntry) -> list[str]:
+    """Return the jobs that ran on a host as hosts.yaml sets it now, the last one first.
 
-    `local` may have been another machine in the record: only devices of this one are its own.
+    `local` may have been another machine in the record: only jobs of this one are its own. An older agent reported its
+    processors alone: where they were not set, its other settings are taken for none.
     """
+    own = Settings(env=host.env, processors=host.processors or ()).digest
     rows = store.rows(
-        """SELECT device_id FROM arms JOIN jobs USING (job_id) JOIN devices USING (device_id)
-           WHERE host = ? AND (uuids <> '[]') = ? AND devices.host_id = coalesce(?, devices.host_id)
-           ORDER BY intent_at DESC LIMIT 1""",
-        (host, bool(gpu_backends(job.arms[0].cmake)), host_id() if host == "local" else None),
+        """SELECT job_id FROM jobs WHERE host = ? AND host_id = coalesce(?, host_id) AND ? = coalesce(
+               json_extract(facts, '$.details.settings'), nullif(json_extract(facts, '$.details.processors'), '[]'), '')
+           ORDER BY intent_at DESC""",
+        (host.name, host_id() if host.name == "local" else None, own),
+    )
+    return [row["job_id"] for row in rows]
+
+
+def device_on(store: Store, host: HostEntry, job: Plan) -> str:
+    """Return the id of the last device of `jobs_on` that is of the kind that a job needs; "" if there is none."""
+    rows = store.rows(
+        """SELECT device_id FROM json_each(?) JOIN arms ON job_id = value JOIN devices USING (device_id)
+           WHERE (uuids <> '[]') = ? ORDER BY key LIMIT 1""",
+        (canonical(jobs_on(store, host)), bool(gpu_backends(job.arms[0].cmake))),
     )
     return str(rows[0]["device_id"]) if rows else ""
 

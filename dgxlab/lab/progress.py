@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from dgxlab.lab import Watch
 from dgxlab.lab.outlook import device_on, expected
-from dgxlab.model import BuildStep, ChainStep, GateStep, ModelStep, RunStep, Step, about, events
+from dgxlab.model import BuildStep, ChainStep, GateStep, HostEntry, ModelStep, RunStep, Step, about, events
 from dgxlab.store import Job, Store
 from dgxlab.units import duration
 
@@ -32,13 +32,14 @@ class Progress:
     """Passes a job's events to `watch`, with the place of their step in the job, and what follows it in times left."""
 
     store: Store
+    host: HostEntry
     job: Job
     watch: Watch
 
     def __post_init__(self) -> None:
         plan = self.job.plan
         self.steps = {step.id: (number, step) for number, step in enumerate(plan.steps, 1)}
-        self.took = expected(self.store, plan, device_on(self.store, self.job.host, plan))
+        self.took = expected(self.store, plan, device_on(self.store, self.host, plan))
         self._at, self._since = "", 0.0
 
     def see(self, event: events.Event) -> None:

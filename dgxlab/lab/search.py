@@ -99,7 +99,7 @@ class Search:
         sides: Sequence[Side] = ()
         if used is not None:
             request, sides = sourced(lab.cache, request, watch)
-            if earlier := missing.answered(lab.store, request, sides, used):
+            if earlier := missing.answered(lab, request, sides, used):
                 noted(watch)(f"session {earlier} has compared the same: its result is used; reject it to measure again")
                 return earlier, None
         outcome = session.run(lab, request, watch, sides)

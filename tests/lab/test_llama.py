@@ -14,7 +14,7 @@ from dgxlab.judgement import Judged
 from dgxlab.lab import provision
 from dgxlab.lab.outlook import outlook
 from dgxlab.lab.session import Outcome
-from dgxlab.model import DerivedModel, Expectation, Experiment, ParityGate, Session, SyntheticModel
+from dgxlab.model import DerivedModel, Expectation, Experiment, HostEntry, ParityGate, Session, SyntheticModel
 from dgxlab.source import PinCache
 from dgxlab.spec import load
 from dgxlab.tools import GreedyGate, LlamaBench, PerplexityGate
@@ -202,7 +202,8 @@ def test_an_experiment_against_itself(bench: Bench) -> None:
     noises = judgement.noises(bench.lab.store, device.id, cells, model)
     assert {noise.session for noise in noises} == {session.job_id}
     assert {noise.cell for noise in noises} == set(cells)
-    ahead = outlook(bench.lab.store, arm("threads-1"), bench.lab.store.job(session.job_id).plan.arms[0].source, 0.5)
+    source = bench.lab.store.job(session.job_id).plan.arms[0].source
+    ahead = outlook(bench.lab.store, HostEntry("local"), arm("threads-1"), source, 0.5)
     assert {claim.label for claim in ahead.claims} == {"pp128", "tg16"}
     assert ahead.unknown == ()
     assert ahead.seconds is not None

@@ -9,11 +9,23 @@ from typing import Any
 import pytest
 
 from dgxlab import plan, stats
+from dgxlab.agent.environment import Settings
 from dgxlab.errors import AGAIN, SpecError
+from dgxlab.ingest import ingest
 from dgxlab.lab.jobs import adopt, follow
 from dgxlab.lab.outlook import device_on, expected, least_s, shared
 from dgxlab.lab.progress import Progress
-from dgxlab.model import BuildStep, ChainStep, DerivedModel, GateStep, ModelStep, Session, SyntheticModel, events
+from dgxlab.model import (
+    BuildStep,
+    ChainStep,
+    DerivedModel,
+    GateStep,
+    HostEntry,
+    ModelStep,
+    Session,
+    SyntheticModel,
+    events,
+)
 from dgxlab.store import Store
 from dgxlab.units import duration
 from tests import journals, toy
@@ -44,7 +56,7 @@ def test_each_step_is_told_with_its_place(toy_lab: ToyLab) -> None:
 def test_a_step_that_takes_longer_than_before_says_no_time_left(toy_lab: ToyLab) -> None:
     outcome, _ = toy_lab.run_well()
     seen: list[Any] = []
-    progress = Progress(toy_lab.lab.store, toy_lab.lab.store.job(outcome.job_id), seen.append)
+    progress = Progress(toy_lab.lab.store, toy_lab.host.entry, toy_lab.lab.store.job(outcome.job_id), seen.append)
     progress.took = dict.fromkeys(progress.steps, 10.0)
     for t in (0.0, 4.0, 11.0):
         progress.see(events.ProgressEvent(t=t, id=next(iter(progress.steps)), done=1, total=2, note="cmake"))
@@ -80,7 +92,7 @@ def test_a_chain_that_chooses_its_cycles_may_take_longer(store: Store, cycles: i
     steps = [journals.chain_step(size, (journals.cell(size),), cycles=cycles) for size in (512, 1024)]
     measured(store, journals.Journal(job := journals.session_plan("J", *steps)))
     seen: list[Any] = []
-    progress = Progress(store, store.job(job.job_id), seen.append)
+    progress = Progress(store, HostEntry("local"), store.job(job.job_id), seen.append)
     progress.took = dict.fromkeys(progress.steps, 0.0) | {step.id: 40.0 for step in steps}
     progress.see(events.StepEvent(id=job.steps[0].id, kind="build", state="started"))
     assert seen[0].note.endswith(f", {place}")
@@ -117,8 +129,27 @@ def test_local_is_this_machine_whatever_the_record_calls_so(
     here = store.rows("SELECT device_id FROM arms")[0]["device_id"]
     measured(store, journals.Journal(journals.plan("job-1")).job().build())
     assert store.devices("job-1")["toy"].id == journals.device()
-    assert device_on(store, "local", store.job("job-1").plan) == here
+    assert device_on(store, HostEntry("local"), store.job("job-1").plan) == here
     assert not (tmp_path / "started").exists()
+
+
+def test_a_device_is_of_the_host_as_it_is_set_now(store: Store) -> None:
+    """Other settings make another device, of which no time is known; an older agent reported its processors alone."""
+    box, one = HostEntry("box", ssh="box"), {"CUDA_VISIBLE_DEVICES": "1"}
+    few = {"settings": Settings(processors=(0, 1)).digest}
+    reports = {"plain": {}, "few": few, "one": {"settings": Settings(env=one).digest}, "older": {"processors": [0, 1]}}
+    for name, details in reports.items():
+        facts = replace(journals.facts(name), details=details)
+        journal = journals.Journal(journals.plan(name), facts).job().build()
+        store.intend(journal.plan, "box", "0.1.0")
+        ingest(store, name, journal.lines())
+    known = {store.devices(name)["toy"].id: name for name in reports}
+
+    def seen(**settings: Any) -> str:
+        return known.get(device_on(store, replace(box, **settings), journals.plan("job")), "")
+
+    assert (seen(), seen(processors=(0, 1)), seen(processors=(0, 2))) == ("plain", "few", "")
+    assert (seen(env={**one, "CC": "gcc-12"}), seen(env={"CUDA_VISIBLE_DEVICES": "0"})) == ("one", "")
 
 
 def test_what_both_arms_need_is_made_once(toy_lab: ToyLab) -> None:

@@ -16,6 +16,7 @@ from tests.lab.conftest import ToyLab, quiet
 
 
 def test_each_session_of_the_record_answers_once(toy_lab: ToyLab) -> None:
+    """And none for a host that is set to be another device."""
     changes = {"bench": (toy.llama_bench(n_prompt=(16,), n_gen=(0,)),), "session": Session(cycles=6)}
     baseline = toy_lab.experiment(name="stock", **changes)
     candidate = toy_lab.experiment(name="half", env={"TOY": "half"}, **changes)
@@ -24,9 +25,11 @@ def test_each_session_of_the_record_answers_once(toy_lab: ToyLab) -> None:
     request, sides = sourced(toy_lab.lab.cache, Request("ab", candidate, baseline), quiet)
 
     def answer(used: Collection[str]) -> str:
-        return answered(toy_lab.lab.store, request, sides, used)
+        return answered(toy_lab.lab, request, sides, used)
 
     assert [answer(sessions[:number]) for number in range(3)] == [*sessions, ""]
+    toy_lab.host.entry = replace(toy_lab.host.entry, processors=(0,))
+    assert answer(()) == ""
 
 
 def test_a_model_file_that_has_changed_is_measured_again(toy_lab: ToyLab) -> None:
@@ -40,11 +43,11 @@ def test_a_model_file_that_has_changed_is_measured_again(toy_lab: ToyLab) -> Non
     def left() -> Plan | None:
         return plan_missing(toy_lab.lab.store, request, sides, probe_for(toy_lab.host, *sides), job_id)[1]
 
-    assert (left(), answered(toy_lab.lab.store, request, sides)) == (None, job_id)
+    assert (left(), answered(toy_lab.lab, request, sides)) == (None, job_id)
     file.write_bytes(toy.GGUF + b"more")
     assert left()
     toy_lab.run(experiment)
-    assert answered(toy_lab.lab.store, request, sides) == ""
+    assert answered(toy_lab.lab, request, sides) == ""
 
 
 def test_a_bisection_names_the_sessions_that_have_answered() -> None:
