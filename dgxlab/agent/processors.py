@@ -73,7 +73,7 @@ class ContentionWatch:
     def __init__(self, processors: Sequence[int] = ()) -> None:
         self._usable = set(processors) or os.sched_getaffinity(0)
         self._tasks: dict[str, tuple[int, int]] = {}
-        self._looks = 0
+        self._looks, self._looked_s = 0, 0.0
         self._marks: list[tuple[float, float, float, float]] = []
         self._burst: float | None = None
         self._before = self._now()
@@ -91,7 +91,8 @@ class ContentionWatch:
             for task in _listed(f"/proc/{process}/task"):
                 self._note(task, f"/proc/{process}/task/{task}/schedstat")
         self._judge(ran)
-        return FIRST_PERIOD_S if time.monotonic() - self._began < FIRST_S else PERIOD_S
+        self._looked_s = time.monotonic() - self._began
+        return FIRST_PERIOD_S if self._looked_s < FIRST_S else PERIOD_S
 
     def _note(self, task: str, path: str) -> None:
         with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
@@ -118,7 +119,8 @@ class ContentionWatch:
         seconds, count = time.monotonic() - self._began, len(self._usable)
         waited = busy = None
         if self._tasks and self._looks >= LOOKS:
-            ran, waited = (sum(ns) / 1e9 / seconds for ns in zip(*self._tasks.values(), strict=True))
+            # until the last look, at the program's end: what it left running may take long to be ended
+            ran, waited = (sum(ns) / 1e9 / self._looked_s for ns in zip(*self._tasks.values(), strict=True))
             busy = ran + waited
         now = self._now()
         if seconds < SHORTEST_S:
