@@ -175,11 +175,12 @@ def condition() -> dict[str, float | None]:
     """Return memory, swapping, load, clock and temperature of the host now, by name; an unknown value is None, never 0.
 
     Sources: /proc/meminfo, /proc/vmstat, scaling_cur_freq of cpufreq, thermal_zone*. /proc/cpuinfo is not read: in a
-    virtual machine its clock is the nominal one, also while the processor is throttled.
+    virtual machine its clock is the nominal one, also while the processor is throttled. The clock is the mean over the
+    processors that this process may use, of all kinds: a sampler does not know to which of them a run is pinned.
     """
     memory, counted = _pairs("/proc/meminfo"), _pairs("/proc/vmstat")
-    policies = Path("/sys/devices/system/cpu/cpufreq").glob("policy*/scaling_cur_freq")
-    mhz = [int(khz) / 1000 for path in policies if (khz := read(str(path)).strip()).isdigit()]
+    clocks = (f"/sys/devices/system/cpu/cpu{number}/cpufreq/scaling_cur_freq" for number in os.sched_getaffinity(0))
+    mhz = [int(khz) / 1000 for path in clocks if (khz := read(path).strip()).isdigit()]
     zones = [read(str(zone)).strip() for zone in Path("/sys/class/thermal").glob("thermal_zone*/temp")]
     return {
         "load_1min": os.getloadavg()[0],

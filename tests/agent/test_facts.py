@@ -225,3 +225,14 @@ def test_an_old_driver_is_asked_under_its_own_names() -> None:
     assert choose(old.replace('"pstate"', '"p-state"')).keys() == fields.keys() - {"pstate"}
     for nothing in ("", BROKEN, 'unknown option "help"\n'):
         assert choose(nothing) == BASIC
+
+
+def test_the_clock_is_a_mean_over_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two kinds of cores, each with one clock; the fast one's fourth processor is not for this process."""
+    kinds = dict.fromkeys(range(4), "3900000") | dict.fromkeys(range(4, 20), "2800000")
+    clocks = {f"/sys/devices/system/cpu/cpu{number}/cpufreq/scaling_cur_freq": khz for number, khz in kinds.items()}
+    monkeypatch.setattr(facts, "read", lambda path: clocks.get(path, ""))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {*range(20)} - {3})
+    assert facts.condition()["cpu_mhz"] == round((3 * 3900 + 16 * 2800) / 19, 1)
+    clocks.clear()
+    assert facts.condition()["cpu_mhz"] is None
