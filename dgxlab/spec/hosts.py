@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -45,18 +45,27 @@ def _numbers(given: object) -> tuple[int, ...]:
 
 _Processors = Annotated[tuple[int, ...], BeforeValidator(_numbers)]
 _Option = Annotated[str, Text(r"--?[A-Za-z][^\0\n]*", "an option of sbatch, as --qos=low")]
-_OURS = (
-    *("job-name", "export", "export-file", "parsable", "array", "wrap", "signal", "output", "error", "input", "chdir"),
-    *("nodes", "nodelist", "wait", "clusters", "test-only", "help", "usage", "version"),
+_KEYS = {"partition": "p", "gres": "", "time": "t", "account": "A", "constraint": "C"}
+"""Options of sbatch that are keys, from which they are read; with the letter of each, "" for none."""
+_SHORT = (
+    *("job-name", "array", "output", "error", "input", "chdir"),
+    *("nodes", "nodelist", "wait", "clusters", "help", "version"),
 )
-"""Options of sbatch on which the way back to a job depends; sbatch knows them by their first letters too."""
-_OURS_SHORT = re.compile(r"-[HkOsQv]*[JaoeiDNwWMhV]")
-"""The same, also behind letters without a value."""
+_LONG = ("export", "export-file", "parsable", "wrap", "signal", "test-only", "usage")
+_OURS = {**dict(zip(_SHORT, "JaoeiDNwWMhV", strict=True)), **dict.fromkeys(_LONG, "")}
+"""Options on which the way back to a job depends, in the same form."""
 
 
-def _sets_ours(word: str) -> bool:
-    name = word.partition("=")[0].removeprefix("--")
-    return bool(_OURS_SHORT.match(word)) or (word.startswith("--") and any(each.startswith(name) for each in _OURS))
+def _which(word: str, options: Mapping[str, str]) -> str:
+    """Return the option that a word sets, as sbatch reads it, "" if it sets none of them.
+
+    It may have the first letters of the name alone, or letters without a value before its own.
+    """
+    if word.startswith("--"):
+        name = word.partition("=")[0].removeprefix("--")
+        return next((option for option in options if option.startswith(name)), "")
+    short = re.match(r"-[HkOsQv]*(.)", word)
+    return next((option for option, letter in options.items() if short and letter == short[1]), "")
 
 
 class _Submission(Strict):
@@ -79,8 +88,11 @@ class _Submission(Strict):
     @field_validator("extra")
     @classmethod
     def _not_ours(cls, extra: list[str]) -> list[str]:
-        if ours := [word for word in extra if _sets_ours(word)]:
-            raise ValueError(f"{ours[0]} is an option that dgxlab sets itself")
+        for word in extra:
+            if _which(word, _OURS):
+                raise ValueError(f"{word} is an option that dgxlab sets itself")
+            if key := _which(word, _KEYS):
+                raise ValueError(f"{word} is the key {key}: give it there")
         return extra
 
 
