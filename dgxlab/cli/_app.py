@@ -214,10 +214,8 @@ def find_spec(spec: str) -> Path:
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1 or path.is_file():
         return spec_at(path)
     known = specs(root())
-    if named := [label(file) for file in known.get(spec, [])]:
-        if len(named) > 1:
-            raise SpecError(f"{' and '.join(named)} share a name", next=command("dgxlab", "plan", named[0]))
-        return Path(named[0])
+    if named := known.get(spec):  # the reader refuses one of several
+        return Path(label(named[0]))
     if path.exists():  # a folder, for example: the reader refuses it
         return path
     if mend := or_init(""):

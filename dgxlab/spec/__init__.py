@@ -64,15 +64,19 @@ def load_all(path: Path, overrides: Sequence[str] = (), host: str | None = None)
         "-".join([one.name, *(re.sub(r"[^A-Za-z0-9._-]+", "_", value) for _, _, value in chosen)])
         for one, chosen in zip(experiments, arms, strict=True)
     ]
-    for name in names:
+    named = [replace(experiment, name=name) for experiment, name in zip(experiments, names, strict=True)]
+    for experiment in named:
+        name = experiment.name
         if not NAME.fullmatch(name):
             text = f"would call an experiment {name!r}: give a shorter name"
         elif names.count(name) > 1:
             text = f"would call two experiments {name!r}: let their values differ in letters or digits"
+        elif others := checks.namesakes(experiment):
+            text = f"would call an experiment {name!r}, which is {others}"
         else:
             continue
         refuse([Problem(mark, ("matrix",), text)])
-    return [replace(experiment, name=name) for experiment, name in zip(experiments, names, strict=True)]
+    return named
 
 
 def _tree(path: Path, overrides: Sequence[str], host: str | None) -> Node:
@@ -106,7 +110,9 @@ def _experiment(path: Path, tree: Node) -> Experiment:
     absolute = resolve.absolute_path(path)
     record = spec.record(str(absolute), str(project.root(absolute)))
     if problems := [locate(tree, loc, text) for loc, text in (*checks.misnamed(record), *checks.held_out(record))]:
-        refuse(problems)
+        renamed = resolve.label(absolute.with_stem(f"{path.stem}-{absolute.parent.name}"))
+        shared = record.name == path.stem and checks.namesakes(record)  # a name that only moving the file changes
+        refuse(problems, next=command("mv", resolve.label(path), renamed) if shared else "")
     changed = resolve.changed_gates(tree)
     gates = (
         replace(gate, overridden=True) if place in changed and isinstance(gate, ParityGate) else gate

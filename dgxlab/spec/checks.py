@@ -73,12 +73,20 @@ def check(spec: ExperimentSpec, session: Mapping[str, Any]) -> Iterator[_Finding
 
 
 def misnamed(experiment: Experiment) -> Iterator[_Finding]:
-    """Yield the name of a file in experiments/ if it is not the file's: with another's, both would share results."""
-    path, root = Path(experiment.path), Path(experiment.root)
-    if path.is_relative_to(root / "experiments") and experiment.name != path.stem:
-        others = " and ".join(map(resolve.label, specs(root).get(experiment.name, [])))
-        other = f", and {shown(experiment.name)} is {others}" if others else ""
+    """Yield a name that another file in experiments/ has, or that is not the file's own there: results are shared."""
+    path, name, others = Path(experiment.path), shown(experiment.name), namesakes(experiment)
+    if path.is_relative_to(Path(experiment.root, "experiments")) and experiment.name != path.stem:
+        other = f", and {name} is {others}" if others else ""
         yield ("name",), f"must be the file's, {shown(path.stem)}: results are kept by name{other}"
+    elif others:
+        yield ("name",), f"{name} is {others} too: results are kept by name"
+
+
+def namesakes(experiment: Experiment) -> str:
+    """Return the other files of an experiment's name in experiments/, "" for none."""
+    own = Path(experiment.path).resolve()
+    files = specs(Path(experiment.root)).get(experiment.name, [])
+    return " and ".join(resolve.label(file) for file in files if file.resolve() != own)
 
 
 def held_out(experiment: Experiment) -> Iterator[_Finding]:

@@ -200,9 +200,8 @@ def test_a_name_is_found_in_a_folder_of_experiments(two: Project, monkeypatch: p
     two.ok("plan", "of")
     two.spec("deep/half", "extends: ../half.yaml\n")
     ran = two.run("plan", "half")
-    assert (ran.rc, ran.out, ran.next) == (9, "", "dgxlab plan experiments/deep/half.yaml")
-    assert ran.error.startswith("experiments/deep/half.yaml and experiments/half.yaml ")
-    two.ok("plan", "experiments/half.yaml")
+    assert (ran.rc, ran.out) == (9, "")
+    assert ran.next == "mv experiments/deep/half.yaml experiments/deep/half-deep.yaml"
     monkeypatch.chdir(deep)
     assert two.run("plan", "deeper").out == planned.out
 
@@ -223,6 +222,18 @@ def test_a_file_with_the_name_of_another_is_refused(two: Project) -> None:
     assert two.run("run", "third").error.endswith(" is experiments/stream.yaml")
     assert two.run("plan", "stream", "--set", "name=half").error.endswith(" is experiments/half.yaml")
     two.ok("plan", "stream", "half")
+    (two.folder / "half.yaml").write_text("extends: experiments/half.yaml\n")
+    (two.folder / "link").symlink_to("experiments")
+    too = "1: name: 'half' is experiments/half.yaml too: results are kept by name"
+    assert two.run("ab", "stream", "half.yaml").error == f"half.yaml:{too}"
+    two.ok("plan", "stream", "link/half.yaml")
+    (two.folder / "experiments/deep").mkdir()
+    two.spec("deep/half", "extends: ../half.yaml\n")
+    assert two.run("run", "experiments/deep/half.yaml").error == f"experiments/deep/half.yaml:{too}"
+    two.spec("half-x", "extends: half.yaml\n")
+    (two.folder / "experiments/deep/half.yaml").unlink()
+    two.spec("half", f"{(two.folder / 'experiments/half.yaml').read_text()}\nmatrix: {{env: {{X: [x, z]}}}}\n")
+    assert two.run("run", "half").error.endswith("would call an experiment 'half-x', which is experiments/half-x.yaml")
 
 
 def test_arms_that_measure_something_else_are_refused_unless_allowed(two: Project) -> None:
