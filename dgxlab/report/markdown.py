@@ -9,7 +9,6 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -20,10 +19,8 @@ from dgxlab.report.cells import layout, legend, text
 from dgxlab.report.records import (
     Beside,
     Column,
-    Conditions,
     Failure,
     Number,
-    Origin,
     Overview,
     Page,
     Report,
@@ -31,7 +28,7 @@ from dgxlab.report.records import (
     Table,
     some,
 )
-from dgxlab.report.runs import range_of
+from dgxlab.report.sources import Source, blocks, sides, sources
 from dgxlab.report.tables import of_arms
 from dgxlab.store import alias
 
@@ -146,20 +143,6 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-@dataclass
-class _Note:
-    """A numbered source: its facts, and the conditions sampled for all tables that refer to it."""
-
-    title: str
-    facts: Sequence[str]
-    conditions: Conditions = field(default_factory=dict)
-
-    def lines(self) -> list[str]:
-        """Return the lines below the title."""
-        sampled = units.conditions(self.conditions)
-        return [*dict.fromkeys(self.facts), *([f"median of a run: {sampled}"] if sampled else [])]
-
-
 class _Sheet:
     """The tables of a document, laid out for the templates, with numbered sources and what was left out.
 
@@ -179,22 +162,20 @@ class _Sheet:
             if name not in every and name not in every.values():
                 known = ", ".join(label or key for key, label in every.items())
                 raise UsageError(f"there is no column {name!r}; there are {known}", next="dgxlab report --help")
-        numbered: dict[object, _Note] = {}
+        numbered: dict[object, Source] = {}
         self.tables, numbers = [], []
         for table in tables:
             chosen, moved = _choose(table, columns, wide=wide)
             refs = {}
-            for key, note in _sources(table):
-                first = numbered.setdefault(key, note)
-                first.facts = [*first.facts, *note.facts]
-                first.conditions = range_of([first.conditions, note.conditions])
+            for key, source in sources(table):
+                numbered[key] = numbered[key].and_of(source) if key in numbered else source
                 refs[list(numbered).index(key) + 1] = key
             parts = [layout(table, part) for part in ([chosen] if columns else _parts(table, chosen))]
             line, items = list(_line(table, moved)), list(_items(table, wide=wide))
             shown = {"title": table.title, "parts": parts, "line": line, "refs": list(refs), "beneath": items}
             self.tables.append(shown)
             numbers += [row.get(column.key) for column in chosen for row in table.rows]
-        self.notes = list(numbered.values())
+        self.sources = list(blocks([*numbered.values()], conditions=not wide))  # else beneath each table
         self.ends = [] if wide else [failure for failure in failures if failure.kind == "session"]
         self.failures = failures if wide else []
         self.omitted = "" if wide else _omitted(tables, failures)
@@ -276,10 +257,10 @@ def _line(table: Table, moved: Row) -> Iterator[_Part]:
         yield "", f"{whose}: {shared}"
     if table.differ:
         yield "", "; ".join(of_arms(name, *values) for name, values in table.differ.items())
-    sides = [origin.provenance for origin in _sides(table)]
-    if any(side.dirty for side in sides):
+    arms = [origin.provenance for origin in sides(table)]
+    if any(arm.dirty for arm in arms):
         yield "working tree", "as it was on the disk"
-    if synthetic := list(dict.fromkeys(name for side in sides for name in side.synthetic)):
+    if synthetic := list(dict.fromkeys(name for arm in arms for name in arm.synthetic)):
         yield "synthetic model", ", ".join(synthetic) + (f": {ARITHMETIC}" if table.form == "gates" else "")
     if beside.sources and table.kind != "published":
         yield "published", not_here + (f" · all of {' '.join(beside.shared)}" if beside.shared else "")
@@ -310,7 +291,7 @@ def _items(table: Table, *, wide: bool) -> Iterator[_Part]:
         texts.setdefault("; ".join(long), []).append(name)
     yield from (("", f"{_labels(rows)}: {long}") for long, rows in texts.items() if long)
     yield from (("", note) for note in table.notes)
-    for origin in _sides(table) if wide else ():
+    for origin in sides(table) if wide else ():
         if medians := units.conditions(origin.conditions):
             yield "", f"{origin.label}: ".removeprefix(": ") + f"median of a run: {medians}"
     beside = table.beside or Beside(())
@@ -321,53 +302,3 @@ def _items(table: Table, *, wide: bool) -> Iterator[_Part]:
 
 def _labels(labels: Sequence[str], every: str = "every row") -> str:
     return ", ".join(some(labels)) if labels else every
-
-
-def _sides(table: Table) -> Sequence[Origin]:
-    """Return the origin of each arm of a table; empty if it was not measured here."""
-    if table.kind in ("imported", "published"):
-        return ()
-    if table.kind == "arms":
-        return table.origins
-    if table.kind != "session":
-        return (Origin("", table.provenance, table.conditions),)
-    protocol = ", ".join(f"{name} {text(value)}" for name, value in table.protocol.items())
-    notes = (protocol,) if protocol else ()
-    first = Origin("baseline" if table.candidate else "both arms", table.provenance, table.conditions, notes)
-    return (first, Origin("candidate", table.candidate, table.candidate_conditions)) if table.candidate else (first,)
-
-
-def _sources(table: Table) -> Iterator[tuple[object, _Note]]:
-    for side in _sides(table):
-        experiment = side.provenance.experiment
-        title = side.label or f"experiment {experiment}"
-        if table.kind == "session":
-            title = f"{side.label} {experiment}"
-        if table.kind == "arms" and side.label != experiment:
-            title = f"{side.label} (experiment {experiment})"
-        origin = side.provenance
-        tree = f"tree {origin.tree[:12]}{' (working tree)' * origin.dirty}"
-        facts = [
-            *([f"session {', '.join(origin.sessions)}"] if origin.sessions else []),
-            f"host {origin.host} · backend {origin.backend}",
-            f"pin {origin.pin[:12]} · {tree} · build {origin.build_id or units.MISSING}",
-            "series " + (", ".join(map(str, origin.series)) or "none"),
-            *(f"model {model}" for model in origin.models),
-        ]
-        note = _Note(title, [*facts, *side.notes], side.conditions)
-        yield (title, replace(origin, synthetic=(), models=())), note
-    for source in table.beside.sources if table.beside else ():
-        facts = [
-            f"host {source.host} · {source.engine}",
-            f"{', '.join(source.tools)} · {source.file} line {_ranges(source.lines)}",
-        ]
-        yield source, _Note(f"published: {source.doc}", facts)
-    if table.sha256:
-        facts = [f"sha256 {table.sha256}", table.tool, *(f"{name}: {value}" for name, value in table.told)]
-        yield table.sha256, _Note(f"imported file {table.file}", facts)
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    starts = [n for n in numbers if n - 1 not in numbers]
-    ends = [n for n in numbers if n + 1 not in numbers]
-    return ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True))

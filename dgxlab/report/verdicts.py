@@ -157,24 +157,24 @@ def _effects(own: int, pair: _Pair) -> Iterator[Table]:
                 around = f"({units.interval(verdict.interval)})" if verdict.interval else ""
                 rows[-1][f"effect.{number}"] = " ".join(filter(None, (effect, around, word)))
                 rows[-1] |= {f"{name}.{number}": value for name, value in _in_percent(verdict).items()}
-    columns, origins = [Column("cell", "cell")], []
+    columns, origins = [Column("cell", "cell")], {}
     for number, (each, _) in shown.items():
         label = f"session {number}{older(each.job.protocol)}"
         columns.append(Column(f"effect.{number}", label + ", this one" * (number == own)))
-        origins.append(Origin(label, provenance(each.candidate or each.baseline, [each.job.job_id])))
+        origins[number] = Origin(label, provenance(each.candidate or each.baseline, [each.job.job_id]))
     note = "effect with the interval that decides, in % of the baseline; the lines above are of the candidate"
     note += f"; sessions without one are left out: {len(pair) - len(shown)}" if len(shown) < len(pair) else ""
-    own_provenance = origins[list(shown).index(own)].provenance
+    of_own = origins.pop(own).provenance  # a source already, of the tables above
     title = f"Effects in {len(shown)} sessions of this pair"
     yield Table(
         "verdicts",
         title,
         tuple(columns),
         tuple(rows),
-        own_provenance,
+        of_own,
         kind="arms",
         notes=(note,),
-        origins=tuple(origins),
+        origins=tuple(origins.values()),
     )
 
 
