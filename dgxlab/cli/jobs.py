@@ -246,13 +246,14 @@ def _follow_builds(session: str | None, host: str | None, workspace: Workspace, 
 
 
 def _again(job: Job) -> str:
-    """Return the command that repeats a job; that of its report if this project's specs are not what it measured."""
+    """Return the command that repeats a job; that of its runs if this project has no longer what it measured."""
     from dgxlab.model import SESSIONS
 
     plan, words = job.plan, [job.kind]
+    runs = f"dgxlab report {job.job_id} --wide"  # attach has printed the rest
     names = [arm.name for arm in plan.arms]
     if any(arm.source.dirty for arm in plan.arms):  # no record says where its checkout is
-        return f"dgxlab logs {job.job_id}"
+        return runs
     if job.kind in SESSIONS:
         chain = next(plan.chains)
         names = [chain.baseline.arm, chain.candidate.arm][: 1 if job.kind == "noise" else 2]
@@ -263,5 +264,5 @@ def _again(job: Job) -> str:
     except SpecError:
         same = False
     if not same:  # made with --set, edited since, or of another project
-        return f"dgxlab report {job.job_id}"
+        return runs
     return shlex.join(["dgxlab", *words, *names, "--host", job.host])

@@ -316,7 +316,7 @@ def test_a_cancelled_job_of_a_checkout_has_a_next_command_to_type(project: Proje
     job, _ = interrupt(project.spawn("run", slow(project), "--tree", checkout))
     project.ok("cancel", job)
     attached = project.run("attach", job)
-    assert (attached.rc, attached.next) == (130, f"dgxlab logs {job}")
+    assert (attached.rc, attached.next) == (130, f"dgxlab report {job} --wide")
     project.ok(*attached.next.split()[1:])
 
 
@@ -324,12 +324,12 @@ def test_a_cancelled_job_of_a_checkout_has_a_next_command_to_type(project: Proje
 def test_a_cancelled_job_is_repeated_only_by_a_command_that_measures_the_same(project: Project) -> None:
     job, _ = interrupt(project.spawn("run", slow(project), "--set", "bench.0.llama-bench.n_prompt=[16]"))
     project.ok("cancel", job)
-    assert project.run("attach", job).next == f"dgxlab report {job}"
+    assert project.run("attach", job).next == f"dgxlab report {job} --wide"
     job, _ = interrupt(project.spawn("run", "slow"))
     project.ok("cancel", job)
     assert project.run("attach", job).next == "dgxlab run slow --host local"
     (project.folder / "experiments" / "slow.yaml").unlink()
-    assert project.run("attach", job).next == f"dgxlab report {job}"
+    assert project.run("attach", job).next == f"dgxlab report {job} --wide"
 
 
 def test_ctrl_c_before_a_job_is_said_too(project: Project, tmp_path: Path) -> None:
