@@ -180,8 +180,7 @@ class Worker:
             self.emit(attempt.run)
             if not left[attempt.again]:
                 break
-            why = "; ".join(filter(None, (*attempt.run.hard, attempt.run.reason)))
-            self.bench.note(f"{step.id} is run again, try {number + 2} of {number + 1 + left[attempt.again]}: {why}")
+            self.bench.note(f"{step.id} is run again, try {number + 2} of {number + 1 + left[attempt.again]}")
             left[attempt.again] -= 1
         if attempt.run.reasons:
             self.fail(self.bench.failure(step.id, attempt, number + 1))
