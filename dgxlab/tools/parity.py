@@ -59,6 +59,9 @@ class GateReading:
     total: int | None = None  # these two are P and T; None unless there is exactly one readable summary
     unsupported: int = 0
     failed: tuple[str, ...] = ()  # the cases that failed, each as `-o` takes it back, once for each failure
+    how: Mapping[str, str] = field(
+        default_factory=dict
+    )  # of those, what was wrong the first time: `ERR = 0.002 > 0.0005`
     backend_ok: bool = False  # the backend's section ends in `Backend <name>: OK`
     last_case: str = ""  # the last printed case. A case is printed when it has ended: a crash is in the next one
     contradictions: tuple[str, ...] = ()  # sentences for contradictions between the summary and the cases
@@ -98,9 +101,11 @@ class _Counts:
     ok: int = 0
     unsupported: int = 0
     failed: list[str] = field(default_factory=list)
+    how: dict[str, str] = field(default_factory=dict)
     listed: list[str] = field(default_factory=list)
     cases: list[str] = field(default_factory=list)
     open_case: str = ""
+    diagnostic: str = ""  # of the open case
     listing: bool = False
 
     def read(self, line: str) -> None:
@@ -116,9 +121,11 @@ class _Counts:
             return
         if case := CASE.search(text):
             self.open_case = case[1]
+            self.diagnostic = text[: case.start()].partition("] ")[2].strip()
             self.cases.append(case[1])
         if _FAILED.search(text):
             self.failed.append(self.open_case)
+            self.how.setdefault(self.open_case, self.diagnostic)
         elif _UNSUPPORTED.search(text):
             self.unsupported += 1
         elif _PASSED.search(line):
@@ -152,6 +159,7 @@ def read_gate(text: str, backend: str) -> GateReading:
         unsupported=counts.unsupported,
         # The list also has what failed before it could be printed as a case; a run that broke off has no list.
         failed=tuple(counts.listed or [case for case in counts.failed if case]),
+        how={case: how for case, how in counts.how.items() if how},
         backend_ok=[section.status for section in own if section.status] == ["OK"],
         last_case=counts.cases[-1] if counts.cases else "",
         contradictions=tuple(_contradictions(counts, passed, len(own))),
@@ -199,7 +207,8 @@ def _count_reasons(reading: GateReading, wanted: ParityGate) -> Iterator[Reason]
     elif reading.passed != reading.total:
         yield reason(Code.SOME_PASSED, passed=reading.passed, total=reading.total)
     if reading.failed:
-        yield reason(Code.CASES_FAILED, case=reading.failed[0], more=len(reading.failed) - 1)
+        first = reading.failed[0]
+        yield reason(Code.CASES_FAILED, case=first, more=len(reading.failed) - 1, how=reading.how.get(first, ""))
     if wanted.unsupported is not None and reading.unsupported != wanted.unsupported:
         yield reason(Code.UNSUPPORTED, wanted=wanted.unsupported, unsupported=reading.unsupported)
     # the count alone would also fit 1103 runs of the easiest case

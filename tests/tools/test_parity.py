@@ -68,7 +68,10 @@ def test_failing_cases_are_given_as_the_program_takes_them_back() -> None:
     assert reading.failed == (Q4, Q4, CASE.format("q4_0", "[2,1]"), CASE.format("q4_0", "[1,2]"))
     assert (reading.passed, reading.total, reading.unsupported, reading.backend_ok) == (2, 6, 3, False)
     assert reading.contradictions == ()
-    assert judge(reading, Expectation(6, 6), 3) == ("expected 6/6, got 2/6", f"failed: {Q4} and 3 more")
+    assert judge(reading, Expectation(6, 6), 3) == (
+        "expected 6/6, got 2/6",
+        f"failed: {Q4} (ERR = 0.002267569 > 0.000500000) and 3 more",
+    )
     cut = read_gate(text[: text.index("FAIL") + 4], "CPU")
     assert (cut.failed, cut.last_case, cut.summaries) == ((Q4,), Q4, 0)
 
@@ -94,9 +97,21 @@ def test_counts_and_failures_of_a_backend(
     reading = read_gate(capture(name), backend)
     assert ((reading.passed, reading.total, reading.unsupported), reading.failed) == (counts, failed)
     passed = f"{counts[0]} of {counts[1]} cases passed"
-    assert judge(reading, None, None) == ((passed, f"failed: {Q4}") if failed else ())
+    wrong = "".join(f" ({how})" for how in reading.how.values())
+    assert judge(reading, None, None) == ((passed, f"failed: {Q4}{wrong}") if failed else ())
     if not failed:
         assert judge(reading, None, None, ABORTED) == (str(ABORTED),)
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("cpu/tbo-test-failing.txt", "ERR = 0.002267569 > 0.000500000"),
+        ("cpu/tbo-test-nan.txt", "NaN at index 3 (CPU=nan CPU=1.536001)"),
+    ],
+)
+def test_a_failed_case_has_what_was_wrong_the_first_time(name: str, how: str) -> None:
+    assert read_gate(capture(name), "CPU").how[Q4] == how
 
 
 def test_a_crash_leaves_no_summary() -> None:
