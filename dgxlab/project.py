@@ -9,6 +9,7 @@ import os
 import shlex
 from pathlib import Path
 
+Specs = dict[str, list[Path]]  # files in experiments/ by name without suffix
 MARKER = ".dgxlab-root"  # an empty file that marks a project's folder; all folders below belong to the project
 
 
@@ -25,7 +26,7 @@ def root(spec: Path | None = None) -> Path:
     return [*marked, *guessed, cwd][0]
 
 
-def specs(project: Path) -> dict[str, list[Path]]:
+def specs(project: Path) -> Specs:
     """Return all spec files below a project's experiments/, by file name without suffix; several may share a name."""
     files: dict[str, list[Path]] = {}
     for path in sorted((project / "experiments").rglob("*.yaml")):

@@ -45,7 +45,7 @@ def load(path: Path, overrides: Sequence[str] = (), host: str | None = None) -> 
         _spec(path, tree)
         problem = Problem(matrix.mark, ("matrix",), "makes several experiments, and one is needed here")
         refuse([problem], next=command("dgxlab", "run", resolve.label(path)))
-    return _experiment(path, tree)
+    return _experiment(path, tree, _known(path))
 
 
 def load_all(path: Path, overrides: Sequence[str] = (), host: str | None = None) -> list[Experiment]:
@@ -53,13 +53,13 @@ def load_all(path: Path, overrides: Sequence[str] = (), host: str | None = None)
 
     An experiment of a sweep is called after the file's name and its values, as `threads-8-ON`.
     """
-    tree = _tree(path, overrides, host)
+    tree, known = _tree(path, overrides, host), _known(path)
     if (matrix := _spec(path, tree).matrix) is None:
-        return [_experiment(path, tree)]
+        return [_experiment(path, tree, known)]
     mark, arms = resolve.map_of(tree)["matrix"].mark, list(islice(matrix.arms(), _MAX_ARMS + 1))
     if len(arms) > _MAX_ARMS:
         refuse([Problem(mark, ("matrix",), f"makes more than {_MAX_ARMS} experiments: split it")])
-    experiments = [_experiment(path, resolve.arm(tree, chosen)) for chosen in arms]
+    experiments = [_experiment(path, resolve.arm(tree, chosen), known) for chosen in arms]
     names = [
         "-".join([one.name, *(re.sub(r"[^A-Za-z0-9._-]+", "_", value) for _, _, value in chosen)])
         for one, chosen in zip(experiments, arms, strict=True)
@@ -71,7 +71,7 @@ def load_all(path: Path, overrides: Sequence[str] = (), host: str | None = None)
             text = f"would call an experiment {name!r}: give a shorter name"
         elif names.count(name) > 1:
             text = f"would call two experiments {name!r}: let their values differ in letters or digits"
-        elif others := checks.namesakes(experiment):
+        elif others := checks.namesakes(experiment, known):
             text = f"would call an experiment {name!r}, which is {others}"
         else:
             continue
@@ -102,17 +102,23 @@ def _spec(path: Path, tree: Node) -> ExperimentSpec:
         refuse(explain(error, tree, json_schema()), next=mend)
 
 
-def _experiment(path: Path, tree: Node) -> Experiment:
+def _known(path: Path) -> project.Specs:
+    return project.specs(project.root(resolve.absolute_path(path)))
+
+
+def _experiment(path: Path, tree: Node, known: project.Specs) -> Experiment:
     spec = _spec(path, tree)
     session = plain(tree).get("session", {})
     if problems := [locate(tree, loc, text) for loc, text in checks.check(spec, session)]:
         refuse(problems)
     absolute = resolve.absolute_path(path)
     record = spec.record(str(absolute), str(project.root(absolute)))
-    if problems := [locate(tree, loc, text) for loc, text in (*checks.misnamed(record), *checks.held_out(record))]:
+    wrong = (*checks.misnamed(record, known), *checks.held_out(record))
+    if problems := [locate(tree, loc, text) for loc, text in wrong]:
         renamed = resolve.label(absolute.with_stem(f"{path.stem}-{absolute.parent.name}"))
-        shared = record.name == path.stem and checks.namesakes(record)  # a name that only moving the file changes
-        refuse(problems, next=command("mv", resolve.label(path), renamed) if shared else "")
+        # a name that only moving the file changes
+        shared = record.name == path.stem and checks.namesakes(record, known)
+        refuse(problems, next=command("mv", "-n", resolve.label(path), renamed) if shared else "")
     changed = resolve.changed_gates(tree)
     gates = (
         replace(gate, overridden=True) if place in changed and isinstance(gate, ParityGate) else gate

@@ -25,7 +25,7 @@ from dgxlab.model import (
     quantisation,
     root_of,
 )
-from dgxlab.project import specs
+from dgxlab.project import Specs
 from dgxlab.spec import resolve
 from dgxlab.spec.fields import unsafe_flags
 from dgxlab.spec.models import ExperimentSpec
@@ -72,9 +72,9 @@ def check(spec: ExperimentSpec, session: Mapping[str, Any]) -> Iterator[_Finding
         yield ("session", "block_minutes"), "runs an arm until it is warm, which thermal: cold forbids"
 
 
-def misnamed(experiment: Experiment) -> Iterator[_Finding]:
+def misnamed(experiment: Experiment, known: Specs) -> Iterator[_Finding]:
     """Yield a name that another file in experiments/ has, or that is not the file's own there: results are shared."""
-    path, name, others = Path(experiment.path), shown(experiment.name), namesakes(experiment)
+    path, name, others = Path(experiment.path), shown(experiment.name), namesakes(experiment, known)
     if path.is_relative_to(Path(experiment.root, "experiments")) and experiment.name != path.stem:
         other = f", and {name} is {others}" if others else ""
         yield ("name",), f"must be the file's, {shown(path.stem)}: results are kept by name{other}"
@@ -82,11 +82,10 @@ def misnamed(experiment: Experiment) -> Iterator[_Finding]:
         yield ("name",), f"{name} is {others} too: results are kept by name"
 
 
-def namesakes(experiment: Experiment) -> str:
-    """Return the other files of an experiment's name in experiments/, "" for none."""
+def namesakes(experiment: Experiment, known: Specs) -> str:
+    """Return the other files of an experiment's name among the project's, "" for none."""
     own = Path(experiment.path).resolve()
-    files = specs(Path(experiment.root)).get(experiment.name, [])
-    return " and ".join(resolve.label(file) for file in files if file.resolve() != own)
+    return " and ".join(resolve.label(file) for file in known.get(experiment.name, ()) if file.resolve() != own)
 
 
 def held_out(experiment: Experiment) -> Iterator[_Finding]:

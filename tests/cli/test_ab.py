@@ -201,7 +201,7 @@ def test_a_name_is_found_in_a_folder_of_experiments(two: Project, monkeypatch: p
     two.spec("deep/half", "extends: ../half.yaml\n")
     ran = two.run("plan", "half")
     assert (ran.rc, ran.out) == (9, "")
-    assert ran.next == "mv experiments/deep/half.yaml experiments/deep/half-deep.yaml"
+    assert ran.next == "mv -n experiments/deep/half.yaml experiments/deep/half-deep.yaml"
     monkeypatch.chdir(deep)
     assert two.run("plan", "deeper").out == planned.out
 

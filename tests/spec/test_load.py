@@ -192,6 +192,15 @@ def test_a_sweep_is_an_experiment_for_each_combination() -> None:
     assert [each.name for each in load_all(Path("base.yaml"))] == ["base"]
 
 
+def test_a_sweep_looks_for_the_other_specs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    rglob = Path.rglob
+    monkeypatch.setattr(Path, "rglob", lambda self, pattern: looked.append(pattern) or rglob(self, pattern))
+    write(BASE, "base.yaml")
+    assert len(load_all(write("extends: base.yaml\nmatrix: {env: {A: [x, z]}}\n", "sweep.yaml"))) == 2
+    assert looked == ["*.yaml"]
+
+
 @pytest.mark.parametrize(
     ("matrix", "sentence"),
     [
