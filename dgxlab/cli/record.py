@@ -104,13 +104,11 @@ def export(
             tools = [tool.value] if tool else [each.value for each in Tool]
             tables = [exported.collect(store, each, job=job_id, name=name) for each in tools]
             left = exported.left_out(store, tools, job=job_id, name=name)
-    tables = [each for each in tables if each.rows]
+    tables, unfit = exported.fitting([each for each in tables if each.rows], kind)
+    left = [*unfit, *left]
     if not tables:
         shows = left[0].next if left else "dgxlab sessions"
-        message = f"{store.path} has no run of that kind that counts"
-        raise UsageError(message, details="\n".join(_lines(left)), next=shows)
-    tables, unfit = exported.fitting(tables, kind)
-    left += unfit
+        raise UsageError(f"{store.path} has no such row to export", details="\n".join(_lines(left)), next=shows)
     if str(path) == "-":
         write_bytes(exported.content(tables, kind))
     else:

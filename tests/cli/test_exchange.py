@@ -56,6 +56,10 @@ def test_export_of_a_measured_project(measured: Project) -> None:
     told = measured.json("export", "ops.csv", "--tool", "test-backend-ops")
     tools = [{"tool": "test-backend-ops", "rows": 2, "builds": {measured.machine.pin[:8]: ["toy"]}}]
     assert told == {"file": "ops.csv", "tools": tools, "left_out": []}
+    ran = measured.run("export", "ops.json", "--tool", "test-backend-ops")
+    mend = "dgxlab export rows.jsonl --tool test-backend-ops"
+    left = f"  left out: 2 rows of test-backend-ops, which json cannot hold: see {mend}"
+    assert ran.err.splitlines()[1:] == [left, f"next: {mend}"]
 
 
 def test_export_says_what_it_leaves_out(measured: Project) -> None:
@@ -66,7 +70,7 @@ def test_export_says_what_it_leaves_out(measured: Project) -> None:
     ran = measured.run("export", "none.sqlite")
     short = alias(job)
     line = f"left out: 8 rows whose run was rejected with its session: see dgxlab report {short} --wide"
-    assert ran.error == f"{measured.folder / 'results.db'} has no run of that kind that counts"
+    assert ran.error == f"{measured.folder / 'results.db'} has no such row to export"
     assert ran.err.splitlines()[1:] == [f"  {line}", f"next: dgxlab report {short} --wide"]
 
 
