@@ -246,7 +246,7 @@ def _follow_builds(session: str | None, host: str | None, workspace: Workspace, 
 
 
 def _again(job: Job) -> str:
-    """Return the command that repeats a job; that of its runs if this project has no longer what it measured."""
+    """Return the command that repeats a job, or shows its runs if this project no longer has what it measured."""
     from dgxlab.model import SESSIONS
 
     plan, words = job.plan, [job.kind]

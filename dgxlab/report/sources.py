@@ -44,7 +44,8 @@ class Block:
 def blocks(sources: Sequence[Source], *, conditions: bool) -> Iterator[Block]:
     """Yield the facts that sources share, the most widely shared first, then each source with what is left.
 
-    Facts are shared only where that saves a line. The conditions of runs are listed if `conditions`.
+    Facts are shared only where that spares two repeats of a line or more. The conditions of runs are listed if
+    `conditions`.
     """
     holders: dict[str, tuple[int, ...]] = {}
     for number, source in enumerate(sources, 1):

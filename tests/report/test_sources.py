@@ -24,7 +24,7 @@ def test_every_source_has_its_facts_in_its_own_block_or_in_a_shared_one(sources:
 
 
 @given(SOURCES)
-def test_a_shared_block_saves_a_line_and_its_facts_are_nowhere_else(sources: list[Source]) -> None:
+def test_a_shared_block_spares_two_repeats_and_its_facts_are_nowhere_else(sources: list[Source]) -> None:
     listed = of(*sources)
     for block in (block for block in listed if not block.title):
         assert (len(block.numbers) - 1) * len(block.lines) > 1
