@@ -80,7 +80,7 @@ def test_lost_rows_are_run_again(toy_lab: ToyLab) -> None:
     assert raw.describe(toy_lab.lab.store.job(outcome.job_id), "raw/run-0-2.out") == "run:0 batched-bench 2 stdout"
 
 
-FAILING = "MUL_MAT(type_a=q4_0,n=9)"  # the toy's case that fails
+FAILING, HOW = "MUL_MAT(type_a=q4_0,n=9)", "ERR = 0.01 > 0.0005"  # the toy's case that fails
 
 
 def test_a_flaky_case_is_recorded_and_passes(toy_lab: ToyLab, tmp_path: Path) -> None:
@@ -88,6 +88,7 @@ def test_a_flaky_case_is_recorded_and_passes(toy_lab: ToyLab, tmp_path: Path) ->
     outcome, events = toy_lab.run(toy_lab.experiment(gates=(toy.parity(env=env),)))
     (gate,) = kinds(events, "gate")
     assert outcome.error is None
+    assert f"{FAILING} failed once ({HOW}), and not in 3 runs more" in [each.get("note") for each in events]
     cases = gate["readings"]["arm"]
     assert (gate["status"], gate["flaky"], cases["failed"], cases["passed"]) == ("flaky", [FAILING], [], 3)
     raw = toy_lab.root / "jobs" / outcome.job_id / "raw"
@@ -100,8 +101,11 @@ def test_a_flaky_case_is_recorded_and_passes(toy_lab: ToyLab, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("how", "reasons"),
     [
-        ("wrong in the suite", ["expected 4/4, got 3/4", f"failed: {FAILING}", "run again: the same"]),
-        ("flaky, then fewer", ["expected 4/4, got 3/4", f"failed: {FAILING}", "run again: expected 4/4, got 3/3"]),
+        ("wrong in the suite", ["expected 4/4, got 3/4", f"failed: {FAILING} ({HOW})", "run again: the same"]),
+        (
+            "flaky, then fewer",
+            ["expected 4/4, got 3/4", f"failed: {FAILING} ({HOW})", "run again: expected 4/4, got 3/3"],
+        ),
     ],
 )
 def test_a_case_that_fails_must_pass_with_those_before_it(
