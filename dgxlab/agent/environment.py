@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import select
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dgxlab.errors import RemoteError
+from dgxlab.model import digest
 
 _COMPILERS = ("CC", "CXX", "CUDACXX", "CUDAHOSTCXX")
 JOB = "DGXLAB_JOB"
@@ -57,8 +57,7 @@ class Settings:
     @property
     def digest(self) -> str:
         """Digest of `measured`, 16 hex digits, "" if that is empty; facts have it, because the values are private."""
-        text = json.dumps(self.measured, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16] if self.measured else ""
+        return digest(self.measured, 16) if self.measured else ""
 
 
 def settings() -> Settings:

@@ -102,7 +102,7 @@ def _parity(bench: Workbench, step: GateStep, gate: ParityGate, baseline: GateEv
         reasons = _beside(gate, reading, flaky, baseline)
     for case in flaky:
         how = reading.how.get(case, "")
-        bench.note(f"{case} failed once{f' ({how})' if how else ''}, and not in {_RERUNS} runs more")
+        bench.note(f"{case} failed{f' ({how})' if how else ''}, and not in {_RERUNS} runs more")
     counted = {name: getattr(reading, name) for name in ("passed", "total", "unsupported")}
     counted["failed"] = tuple(case for case in reading.failed if case not in flaky)
     counted["cases"] = case_digest(reading.cases) if reading.total else None

@@ -13,19 +13,7 @@ from dgxlab.errors import ConditionsError, UsageError, edit
 from dgxlab.lab import Lab, Side, Watch, cluster
 from dgxlab.lab.outlook import device_on, jobs_on, model_on, noise_command, shared
 from dgxlab.lab.request import Request, sourced
-from dgxlab.model import (
-    PROTOCOL,
-    ChainStep,
-    Check,
-    Device,
-    Experiment,
-    GateStep,
-    HostEntry,
-    ModelStep,
-    ParityGate,
-    Plan,
-    digest,
-)
+from dgxlab.model import PROTOCOL, ChainStep, Check, Device, Experiment, GateStep, ModelStep, ParityGate, Plan, digest
 from dgxlab.source import PinCache
 from dgxlab.store import Store, gate_digest
 from dgxlab.transport.host import Host, Probe
@@ -172,7 +160,7 @@ class Recorded:
     cells: tuple[int, int]  # how many are measured, and how many the experiment names
 
 
-def recorded(store: Store, cache: PinCache, on: HostEntry, request: Request, watch: Watch) -> Recorded | None:
+def recorded(store: Store, cache: PinCache, on: model.HostEntry, request: Request, watch: Watch) -> Recorded | None:
     """Return what the record has of a run on its host, which is not contacted; None without one of `jobs_on`."""
     request, sides = sourced(cache, request, watch)
     experiment, host = request.experiment, request.experiment.host

@@ -41,10 +41,6 @@ def _summary(backend: str, summaries: int, last_case: str) -> str:
     return f"no summary for backend {backend}: {after}"
 
 
-def _failed_cases(case: str, more: int, how: str = "") -> str:
-    return f"failed: {case}{f' ({how})' if how else ''}{f' and {more} more' if more else ''}"
-
-
 def _throttle(name: str) -> _Computed:
     def words(seconds: float = 0.0, hits: int = 0, samples: int = 0, gpu: str = "") -> str:
         return f"{name} {f'for {duration(seconds)}' if seconds else f'in {hits} of {samples} samples'}{_on(gpu)}"
@@ -150,7 +146,9 @@ class Code(Enum):
     NO_TEST = "no test was run"
     NO_VERDICT = "the harness does not end with 'passed'"
     TESTS = "expected {wanted} tests, got {passed}"
-    CASES_FAILED = _Computed(_failed_cases)
+    CASES_FAILED = _Computed(
+        lambda case, more, how="": f"failed: {case}{f' ({how})' if how else ''}{f' and {more} more' if more else ''}"
+    )
     NOT_TESTED = _Computed(
         lambda backend, seen: (
             f"backend {backend} was not tested: the {f'program has {seen}' if seen else 'output names none'}"

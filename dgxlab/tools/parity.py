@@ -59,9 +59,7 @@ class GateReading:
     total: int | None = None  # these two are P and T; None unless there is exactly one readable summary
     unsupported: int = 0
     failed: tuple[str, ...] = ()  # the cases that failed, each as `-o` takes it back, once for each failure
-    how: Mapping[str, str] = field(
-        default_factory=dict
-    )  # of those, what was wrong the first time: `ERR = 0.002 > 0.0005`
+    how: Mapping[str, str] = field(default_factory=dict)  # by case, what was wrong, first: `ERR = 0.002 > 0.0005`
     backend_ok: bool = False  # the backend's section ends in `Backend <name>: OK`
     last_case: str = ""  # the last printed case. A case is printed when it has ended: a crash is in the next one
     contradictions: tuple[str, ...] = ()  # sentences for contradictions between the summary and the cases
@@ -105,7 +103,6 @@ class _Counts:
     listed: list[str] = field(default_factory=list)
     cases: list[str] = field(default_factory=list)
     open_case: str = ""
-    diagnostic: str = ""  # of the open case
     listing: bool = False
 
     def read(self, line: str) -> None:
@@ -121,11 +118,11 @@ class _Counts:
             return
         if case := CASE.search(text):
             self.open_case = case[1]
-            self.diagnostic = text[: case.start()].partition("] ")[2].strip()
             self.cases.append(case[1])
+            if wrong := text[: case.start()].partition("] ")[2].strip():
+                self.how.setdefault(case[1], wrong)
         if _FAILED.search(text):
             self.failed.append(self.open_case)
-            self.how.setdefault(self.open_case, self.diagnostic)
         elif _UNSUPPORTED.search(text):
             self.unsupported += 1
         elif _PASSED.search(line):
@@ -159,7 +156,7 @@ def read_gate(text: str, backend: str) -> GateReading:
         unsupported=counts.unsupported,
         # The list also has what failed before it could be printed as a case; a run that broke off has no list.
         failed=tuple(counts.listed or [case for case in counts.failed if case]),
-        how={case: how for case, how in counts.how.items() if how},
+        how=counts.how,
         backend_ok=[section.status for section in own if section.status] == ["OK"],
         last_case=counts.cases[-1] if counts.cases else "",
         contradictions=tuple(_contradictions(counts, passed, len(own))),

@@ -80,15 +80,21 @@ def test_builds_of_one_commit_get_names_of_their_own(empty: Store) -> None:
     assert sorted(exported.builds.values()) == [("arm0",), ("arm1",), ("arm2",)]
 
 
-def test_only_what_counts_is_handed_on(empty: Store) -> None:
-    Session(empty, h200(), "20261120-100000-h200-a").build().gates().runs(ends=fails("killed")).end()
-    assert collect(empty, "llama-bench").rows == ()
-    session = session_of_two(empty, "20261120-110000-h200-vs-w4a16-b").build().gates()
+def unended(store: Store) -> Session:
+    """Return a session of two arms whose gates after the chain are still to come."""
+    session = session_of_two(store, "20261120-110000-h200-vs-w4a16-b").build().gates()
     for step in session.plan.chains:
         for role, cycle in places(step.cycles):
             run = step.candidate if role == "candidate" else step.baseline
             session.place(step, role, cycle, 1.0, results=to_json(capture(run)))
     session.save()
+    return session
+
+
+def test_only_what_counts_is_handed_on(empty: Store) -> None:
+    Session(empty, h200(), "20261120-100000-h200-a").build().gates().runs(ends=fails("killed")).end()
+    assert collect(empty, "llama-bench").rows == ()
+    session = unended(empty)
     assert [collect(empty, tool).rows for tool in EXPORTED] == [()] * 4
     session.gates(after=True).end()
     rows = collect(empty, "llama-bench").rows
@@ -103,12 +109,7 @@ def test_only_what_counts_is_handed_on(empty: Store) -> None:
 
 def test_what_does_not_count_is_counted_by_its_reason(store: Store, empty: Store) -> None:
     assert left_out(store, ["llama-bench"]) == []
-    session = session_of_two(empty, "20261120-110000-h200-vs-w4a16-b").build().gates()
-    for step in session.plan.chains:
-        for role, cycle in places(step.cycles):
-            run = step.candidate if role == "candidate" else step.baseline
-            session.place(step, role, cycle, 1.0, results=to_json(capture(run)))
-    session.save()
+    session = unended(empty)
     hidden = left_out(empty, ["llama-bench"])
     assert [(each.which, each.next) for each in hidden] == [
         ("whose run is of a session that has not ended", "dgxlab report 4a16-b --wide")
