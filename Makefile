@@ -20,13 +20,14 @@ demo: .make/installed
 unexport PYTHONDONTWRITEBYTECODE
 
 # What computes takes both processors. What waits, for jobs and lines, leaves them to the build of llama.cpp, which is slow
-# the first time, and to what only needs it built; what measures on it then has the machine alone.
+# the first time, and to what only needs it built; what measures on it then has the machine alone. The build gets what is left
+# over: its limit is twice that of other tests.
 FAST   := not slow and not llama and not network and not gpu
 WAITS  := (slow or network or gpu) and not llama and not alone
 BUILDS := llama and not alone
 test: .make/test .make/packages
 	$(BIN)/pytest --no-skips --numprocesses 2 --dist loadfile -m "$(FAST)"
-	nice $(BIN)/pytest --no-skips -m "$(BUILDS)" > .make/builds.log 2>&1 & builds=$$!; \
+	nice $(BIN)/pytest --no-skips --timeout 3600 -m "$(BUILDS)" > .make/builds.log 2>&1 & builds=$$!; \
 	    $(BIN)/pytest --no-skips --numprocesses 4 --dist loadfile -m "$(WAITS)"; waits=$$?; \
 	    wait $$builds; built=$$?; cat .make/builds.log; exit $$((waits | built))
 	$(BIN)/pytest --no-skips -m alone
