@@ -161,7 +161,7 @@ class _Fold:
         row |= {"job_id": self.job.job_id, "gate_digest": gate_digest(to_json(gate), event.env), "at": event.t}
         row["reasons"] = canonical([str(reason) for reason in event.reasons])
         if isinstance(gate, ParityGate):
-            command, reading = event.commands[0], event.counts  # of the first launch; flaky cases were run again
+            command, reading = event.commands[0], event.counts  # of the launch that is judged
             row |= {"gate_id": self._key(event), "op": gate.op, "backend": gate.backend, "rc": command["rc"]}
             row |= {"argv": canonical(command["argv"]), "flaky": canonical(event.flaky)}
             row |= {name: reading[name] for name in ("passed", "total", "unsupported", "cases")}

@@ -98,6 +98,21 @@ def test_a_flaky_case_is_recorded_and_passes(toy_lab: ToyLab, tmp_path: Path) ->
     assert (tmp_path / "calls").read_text() == "xxxx"
 
 
+def test_a_gate_is_run_again_where_rounding_can_make_a_case_fail(toy_lab: ToyLab, tmp_path: Path) -> None:
+    env = {"TOY": "rounding", "TOY_COUNT": str(tmp_path / "calls")}
+    outcome, events = toy_lab.run(toy_lab.experiment(gates=(toy.parity(env=env),)))
+    (gate,) = kinds(events, "gate")
+    how = "(ERR = 0.001 > 0.0005), as rounding can make it; run again with other inputs"
+    assert f"MUL_MAT(type_a=q4_1,type_b=f32,m=16,n=1,k=256,o=1) failed {how}" in [each.get("note") for each in events]
+    assert (gate["status"], gate["flaky"], gate["readings"]["arm"]["passed"]) == ("passed", [], 4)
+    assert [command["rc"] for command in gate["commands"]] == [0, 1]
+    names = ["by rounding stderr", "by rounding stdout", "stderr", "stdout"]
+    assert (outcome.error, sorted(gate["raw"])) == (None, names)
+    assert toy_lab.lab.store.rows("SELECT status, rc, passed FROM gates") == [
+        {"status": "passed", "rc": 0, "passed": 4}
+    ]
+
+
 @pytest.mark.parametrize(
     ("how", "reasons"),
     [

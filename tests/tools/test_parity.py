@@ -114,6 +114,24 @@ def test_a_failed_case_has_what_was_wrong_the_first_time(name: str, how: str) ->
     assert read_gate(capture(name), "CPU").how[Q4] == how
 
 
+@pytest.mark.parametrize(
+    ("case", "how", "rounding"),
+    [
+        (CASE.format("q4_1", "[1,1]"), "ERR = 0.000612345 > 0.000500000", True),
+        (CASE.format("q5_1", "[1,1]"), "ERR = 0.001390982 > 0.000500000", True),
+        (CASE.format("q5_1", "[1,1]"), "ERR = 0.002000000 > 0.000500000", False),
+        (CASE.format("q5_1", "[1,1]"), "ERR = 0.010000000 > 0.000500000", False),
+        (CASE.format("q5_1", "[1,1]"), "NaN at index 3 (CUDA0=nan CPU=1.0)", False),
+        (CASE.format("q5_1", "[1,1]").replace("k=256", "k=2560"), "ERR = 0.000612345 > 0.000500000", False),
+        (Q4, "ERR = 0.000612345 > 0.000500000", False),
+    ],
+)
+def test_what_rounding_can_make_fail(case: str, how: str, rounding: bool) -> None:
+    known = (CASE.format("q4_1", "[2,1]"), "ERR = 0.000512345 > 0.000500000")
+    reading = GateReading("CUDA0", failed=(case, known[0]), how=dict([(case, how), known]))
+    assert (reading.by_rounding, GateReading("CUDA0").by_rounding) == (rounding, False)
+
+
 def test_a_crash_leaves_no_summary() -> None:
     text = capture("cpu/tbo-test-abort.txt")
     assert text.endswith(f"  {Q4}: ")
