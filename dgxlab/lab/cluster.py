@@ -30,8 +30,9 @@ def same_gpus(host: Host, node: ClusterNode) -> bool:
     Only then may its results be completed, and its noise decide.
     """
     slurm = host.entry.slurm
-    gpus = node.facts.details.get("gpus") if node.facts else None
-    return not (slurm and slurm.gres and gpus) or slurm.exclusive
+    if not slurm or slurm.exclusive or not node.facts or not node.facts.details.get("gpus"):
+        return True
+    return not (slurm.gres or any(word.startswith(("--gpus", "-G")) for word in slurm.extra))
 
 
 def may_go_on(host: Host, error: DgxlabError | None) -> bool:
