@@ -178,7 +178,8 @@ def decide(kernel: str, known: Mapping[str, Input], *, gain: float = 1.2) -> Dec
         raise UsageError(f"the wanted gain must be above 1, not {gain:g}", next="dgxlab bytes --help")
     inputs = _Inputs(known)
     parts = _KERNELS[kernel](inputs)
-    us, peak = (inputs.number(name, example="1e6") for name in ("us", "peak"))  # so large that no floor is above us
+    us = inputs.number("us", example="1e6")  # so large that the floor is hardly above it
+    peak = inputs.number("peak", example="4800")  # of an H200
     if strange := [name for name in known if name not in inputs.used]:
         has = ", ".join([*inputs.used, *inputs.missing])
         raise UsageError(f"{kernel} has no {strange[0]!r}; it has {has}", next="dgxlab bytes --help")

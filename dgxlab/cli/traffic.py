@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dgxlab.cli._out import Out
-from dgxlab.errors import GateFailed, UsageError
+from dgxlab.errors import AGAIN, GateFailed, UsageError
 
 if TYPE_CHECKING:
     from dgxlab.traffic import Decision
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def bytes_(
     kernel: Annotated[str, typer.Argument(help="An operation, as gated_delta_net or mul_mat.", show_default=False)],
     given: Annotated[
-        list[str] | None, typer.Option("--given", help="NAME=VALUE that was read or measured; us and peak (GB/s) too.")
+        list[str] | None,
+        typer.Option("--given", "-g", help="NAME=VALUE that was read or measured; us and peak (GB/s) too."),
     ] = None,
     assume: Annotated[list[str] | None, typer.Option("--assume", help="NAME=VALUE that is only believed.")] = None,
     model: Annotated[Path | None, typer.Option("--model", help="A GGUF file: its geometry counts as given.")] = None,
@@ -31,7 +32,7 @@ def bytes_(
     is at least --gain times the floor and every input is given; "not worth it" if it is less; "unknown" if that
     depends on an assumption. The exit code is 5 unless the verdict is "build".
 
-    Example: dgxlab bytes copy --given values=1e8 --given us=4000
+    Example: dgxlab bytes copy -g values=1e8 -g type=F32 -g us=4000 -g peak=273
     """
     from dgxlab import gguf_header, traffic
 
@@ -41,7 +42,8 @@ def bytes_(
         for owner, name, value in traffic.of_model(header):
             if owner == kernel:
                 known[name] = traffic.Input(value, True, model.name)
-    for pairs, observed, origin in ((given, True, "given"), (assume, False, "assumed")):
+    # what is given replaces an assumption
+    for pairs, observed, origin in ((assume, False, "assumed"), (given, True, "given")):
         for pair in pairs or ():
             name, equals, text = pair.partition("=")
             if not (name and equals and text):
@@ -49,11 +51,13 @@ def bytes_(
             known[name] = traffic.Input(text, observed, origin)
     decision = traffic.decide(kernel, known, gain=gain)
     out.result(decision, lambda: _text(decision))
+    if decision.verdict == "unknown":
+        message = f"whether a rewrite of {kernel} can win {gain:g}x is unknown: {', '.join(decision.assumed)} must be"
+        options = " ".join(f"--given {name}={decision.inputs[name].value}" for name in decision.assumed)
+        raise GateFailed(f"{message} read or measured, not assumed", next=f"{AGAIN} with {options}")
     if decision.verdict != "build":
-        why = f"at most {decision.cap:.2f}x can be won, {gain:g}x is wanted"
-        if decision.verdict == "unknown":
-            why = f"it rests on assumptions: {', '.join(decision.assumed)}"
-        raise GateFailed(f"rewriting {kernel} is {decision.verdict}: {why}")
+        message = f"a rewrite of {kernel} is {decision.verdict}: it can win {decision.cap:.2f}x at most, not {gain:g}x"
+        raise GateFailed(message, next="dgxlab report --form profile")  # another kernel may take more of the time
 
 
 def _text(decision: Decision) -> str:

@@ -27,6 +27,35 @@ def test_a_model_gives_the_geometry_and_a_missing_type_is_an_assumption(dgxlab: 
     assert dgxlab("bytes", "copy", "--given", "values").rc == 2
 
 
+def test_the_example_of_the_help_gives_a_verdict(dgxlab: Any) -> None:
+    example = dgxlab("bytes", "--help").out.partition("Example: dgxlab ")[2].partition("\n\n")[0]
+    ran = dgxlab(*shlex.split(example))
+    assert (ran.rc, ran.err) == (0, "")
+    assert ran.out.startswith("copy: build\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "mend"),
+    [
+        (
+            ["--assume", "peak=900"],
+            "whether a rewrite of copy can win 1.2x is unknown: type, peak must be read or measured, not assumed",
+            "dgxlab bytes copy --given values=1e8 --given us=4000 --assume peak=900 --given type=F32 --given peak=900",
+        ),
+        (
+            ["--given", "type=F32", "--given", "peak=200"],
+            "a rewrite of copy is not worth it: it can win 1.00x at most, not 1.2x",
+            "dgxlab report --form profile",
+        ),
+    ],
+)
+def test_what_is_not_built_says_why_and_what_to_type(dgxlab: Any, options: list[str], error: str, mend: str) -> None:
+    ran = dgxlab("bytes", "copy", "--given", "values=1e8", "--given", "us=4000", *options)
+    assert (ran.rc, ran.error, ran.next) == (5, error, mend)
+    if mend.startswith("dgxlab bytes"):
+        assert dgxlab(*shlex.split(mend)[1:]).rc == 0
+
+
 @pytest.mark.parametrize("kernel", _KERNELS)
 def test_all_that_is_missing_is_named_in_a_command_that_works(dgxlab: Any, kernel: str) -> None:
     refused = dgxlab("bytes", kernel, "--assume", "us=50")
