@@ -46,7 +46,7 @@ class Several:
                 first = next(iter(outcomes.values()))
                 ask = of_experiment(first.experiment, first.source, first.device)
                 asks = [ask.on(host, outcome.device.id) for host, outcome in outcomes.items()]
-                page = report.collect_fleet(lab.store, asks)
+                page = report.collect_fleet(lab.store, asks, failed=len(members) - len(outcomes))
             self._report(lab.store, members, page, f"{len(hosts)} hosts")
         self._fail(members, words, "a verdict over the devices")
 
@@ -64,7 +64,7 @@ class Several:
                 words |= {each.verdict.verdict for job_id in jobs for each in recorded(lab.store, job_id)}
             else:
                 asks = [of_experiment(each.experiment, each.source, each.device) for each in outcomes]
-                page = report.collect_sweep(lab.store, asks)
+                page = report.collect_sweep(lab.store, asks, failed=len(members) - len(outcomes))
             count = f"{plural(len(requests), 'experiment')} on {plural(len(hosts), 'host')}"
             self._report(lab.store, members, page, count)
         self._fail(members, words, "a verdict")

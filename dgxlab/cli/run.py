@@ -113,12 +113,13 @@ class _FleetOptions(JobOptions):
         return first.requests(kind, spec, baseline, **options)
 
     def hosts(self, own: str) -> list[str]:
-        """Return the hosts, or nodes, that the options name; `own` is that of the spec."""
+        """Return the hosts, or nodes, that the options name, all of them known; `own` is that of the spec."""
         names = list(dict.fromkeys((self.host or own).split(",")))
+        first, *others = map(connect, names)  # raises before anything is measured if one is not known or not trusted
         if not self.nodes:
             return names
-        nodes = connect(names[0]).probe().nodes
-        if len(nodes) < self.nodes or len(names) > 1:
+        nodes = first.probe().nodes
+        if len(nodes) < self.nodes or others:
             message = f"{self.nodes} nodes of host {names[0]} were asked for, and it has {len(nodes)} that take jobs"
             raise UsageError(message, next=command("dgxlab", "doctor", names[0]))
         known = sorted(nodes, key=lambda node: node.facts is None)  # what was measured there may be up to date

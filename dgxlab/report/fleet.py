@@ -79,10 +79,11 @@ def _by_device(store: Store, rows: Sequence[Mapping[str, str]]) -> dict[str, str
     return jobs
 
 
-def collect_fleet(store: Store, asks: Sequence[Ask]) -> Page:
+def collect_fleet(store: Store, asks: Sequence[Ask], *, failed: int = 0) -> Page:
     """Return an experiment's cells on several devices, given an ask for each; devices without results are left out.
 
-    A device with several names counts once, under the first.
+    A device with several names counts once, under the first. The summary counts the devices that have none, and the
+    `failed` hosts, whose devices are not known.
     """
     of_device: dict[str, Ask] = {}
     for ask in asks:
@@ -90,13 +91,14 @@ def collect_fleet(store: Store, asks: Sequence[Ask]) -> Page:
     evidence = [find_evidence(store, ask) for ask in of_device.values()]
     arms = [replace(arm, name=arm.ask.host) for arm in evidence if arm.measured]
     tables = [table for tool in _tools(arms) for table in _of_tool(tool, arms)]
-    return Page("fleet", tuple(tables), f"{len(arms)} of {len(evidence)} devices measured")
+    return Page("fleet", tuple(tables), f"{len(arms)} of {len(evidence) + failed} devices measured")
 
 
-def collect_sweep(store: Store, asks: Sequence[Ask]) -> Page:
+def collect_sweep(store: Store, asks: Sequence[Ask], *, failed: int = 0) -> Page:
     """Return the experiments of a sweep beneath one another, given an ask for each; those without results are left out.
 
-    A column for each setting in which they differ comes first.
+    A column for each setting in which they differ comes first. The summary also counts those without results, and the
+    `failed` ones, which have no ask.
     """
     evidence = [find_evidence(store, ask) for ask in asks]
     arms = [arm for arm in evidence if arm.measured]
@@ -106,7 +108,7 @@ def collect_sweep(store: Store, asks: Sequence[Ask]) -> Page:
         for tool in _tools(arms)
         for title, own, by_cell in _by_metric(tool, arms)
     ]
-    return Page("sweep", tuple(tables), f"{len(arms)} of {len(evidence)} experiments measured")
+    return Page("sweep", tuple(tables), f"{len(arms)} of {len(evidence) + failed} experiments measured")
 
 
 def collect_sweep_sessions(store: Store, jobs: Sequence[str]) -> Page:

@@ -74,6 +74,21 @@ def test_what_is_disturbed_on_several_hosts_is_said_at_the_end(project: Project)
     assert ran.err.splitlines()[-1].startswith(summary)
 
 
+def test_every_host_is_known_before_anything_is_measured(project: Project) -> None:
+    ran = project.run("run", TOY, "--host", "local,dgxx")
+    assert (ran.rc, ran.out) == (9, "")
+    assert ran.error.startswith("host dgxx is not known")
+    assert "runs on" not in ran.err
+    assert not (project.folder / "results.db").exists()
+
+
+def test_a_host_that_cannot_be_used_is_counted_as_not_measured(project: Project) -> None:
+    project.hosts.write_text("gone: {local: true, root: /dev/null/dgxlab}\n")
+    ran = project.run("run", TOY, "--host", "local,gone")
+    assert ran.rc == 3
+    assert "2 hosts, 1 of 2 devices measured; recorded in " in ran.err
+
+
 @pytest.mark.alone  # the earlier run counts only where other programs leave it a processor
 def test_numbers_that_are_older_than_the_run_are_said_to_be(project: Project) -> None:
     """Where all of it was disturbed, and an earlier session was not."""

@@ -48,6 +48,13 @@ def test_a_session_for_each_experiment_of_a_sweep(sweep: Project) -> None:
     assert "each session is judged by itself" in ran.out
 
 
+def test_experiments_of_a_host_that_cannot_be_used_are_counted_as_not_measured(sweep: Project) -> None:
+    sweep.hosts.write_text("gone: {local: true, root: /dev/null/dgxlab}\n")
+    ran = sweep.run("run", "sweep", "--host", "local,gone")
+    assert ran.rc == 3
+    assert "4 experiments on 2 hosts, 2 of 4 experiments measured; recorded in " in ran.err
+
+
 @pytest.mark.parametrize("words", [("ab", "sweep", "toy"), ("try", "sweep"), ("watch", "sweep")])
 def test_what_takes_one_experiment_refuses_a_sweep(sweep: Project, words: tuple[str, ...]) -> None:
     options = {"ab": (), "watch": ("--tree", "."), "try": ("--tree", ".", "--because", "it waits less")}
