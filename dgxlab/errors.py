@@ -98,7 +98,7 @@ class UsageError(DgxlabError, exit_code=2):
 
 
 class HostError(DgxlabError, exit_code=3):
-    """The host cannot be reached or is not trusted."""
+    """The host cannot be reached or is not trusted, or no source could be asked for a tag or a branch."""
 
 
 class RemoteError(DgxlabError, exit_code=4):

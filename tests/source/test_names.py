@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dgxlab.errors import SpecError
+from dgxlab.errors import HostError, SpecError
 from dgxlab.source import PinCache, full_id
 from tests.repos import commit, git, quiet, upstream
 
@@ -57,7 +57,21 @@ def test_every_source_says_why_it_does_not_know_a_name(cache: PinCache, reposito
     assert refused.value.next == f"git ls-remote --heads --tags {repository}"
 
 
+def test_a_name_that_no_source_could_be_asked_for_may_exist(cache: PinCache, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/gone"
+    with pytest.raises(HostError, match=r"'b9' could not be looked up: file://.*/gone: .*gone") as failed:
+        full_id("b9", ["pypi:llama-cpp-python==0.3.30", url], cache, quiet)
+    package, source, clone = failed.value.details.splitlines()
+    assert package.startswith("pypi:")
+    assert source.startswith(f"{url}: ")
+    assert clone == "a clone on this machine can be asked instead: dgxlab pin id b9 --source FOLDER"
+    assert failed.value.next == f"git ls-remote --heads --tags {url}"
+    with pytest.raises(SpecError, match="no source has a tag, a branch or a commit 'b9'"):
+        full_id("b9", ["pypi:llama-cpp-python==0.3.30"], cache, quiet)
+
+
 def test_the_command_that_lists_names_tells_no_password_and_works(cache: PinCache) -> None:
-    with pytest.raises(SpecError) as refused:
+    with pytest.raises(HostError) as failed:
         full_id("b9", ["https://me:secret@127.0.0.1:9/llama.cpp"], cache, quiet)
-    assert refused.value.next == "git ls-remote --heads --tags https://127.0.0.1:9/llama.cpp"
+    assert failed.value.next == "git ls-remote --heads --tags https://127.0.0.1:9/llama.cpp"
+    assert "secret" not in failed.value.message + failed.value.details
