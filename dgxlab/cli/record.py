@@ -14,7 +14,7 @@ from typer import Argument, Option
 from dgxlab import units
 from dgxlab.cli._app import JOB, App, Workspace, connect
 from dgxlab.cli._out import Format, Out, as_typed, plural, write_bytes
-from dgxlab.errors import CheckFailed, SpecError, UsageError, command
+from dgxlab.errors import CheckFailed, UsageError, command
 
 if TYPE_CHECKING:
     from dgxlab.exported import LeftOut
@@ -204,8 +204,6 @@ def merge(
     """
     from dgxlab import audit
 
-    if missing := [path for path in (current, other) if not path.exists()]:
-        raise SpecError(f"there is no database {missing[0]}", next=command("ls", "-l", missing[0].parent))
     with Workspace(current).store() as store:
         counts = audit.merge(store, other)
     added = sum(counts.values())

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dgxlab.agent.boot import settle
 from dgxlab.errors import HostBusy, SpecError, access, command
-from dgxlab.project import first_command
+from dgxlab.project import first_command, root
 from dgxlab.store.schema import APPLICATION_ID, SCHEMA, VERSION, add_functions
 
 BUSY_S = 10.0  # max wait of a writer for another writer
@@ -102,7 +102,9 @@ def open_existing(path: Path, *, immutable: bool = False) -> sqlite3.Connection:
     if it does not exist, or is on a network file system.
     """
     if not path.exists():
-        raise SpecError(f"there is no database {path}: the first run makes it", next=first_command())
+        if path.absolute() == root() / "results.db":
+            raise SpecError(f"there is no database {path}: the first run makes it", next=first_command())
+        raise SpecError(f"there is no database {path}", next=command("ls", "-l", path.parent))
     if mount := on_network(path):
         unsafe = f"network file system ({mount}), where SQLite's locks cannot be trusted"
         raise SpecError(f"{path} is on a {unsafe}: move it to a local disk", next="df -hl")

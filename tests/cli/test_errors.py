@@ -121,8 +121,9 @@ def test_wrong_commands_are_refused(project: Project, command: str, rc: int, wor
     assert ran.out == ""
 
 
-def test_a_database_to_merge_is_not_promised_by_a_run(measured: Project) -> None:
-    ran = measured.run("db", "merge", "results.db", "/nosuch.db")
+@pytest.mark.parametrize("words", ["db check", "db text", "db merge results.db", "sessions --db", "export x.csv --db"])
+def test_a_run_makes_the_projects_own_database_alone(measured: Project, words: str) -> None:
+    ran = measured.run(*words.split(), "/nosuch.db")
     assert (ran.rc, ran.error, ran.next) == (9, "there is no database /nosuch.db", "ls -l /")
 
 
