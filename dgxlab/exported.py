@@ -67,7 +67,9 @@ class LeftOut:
 
     rows: int
     which: str  # to read after "5 rows"
-    next: str  # the command that shows them; of several sessions, those of the last
+    next: (
+        str  # the command that shows them; of several sessions, those of the last; "" for warm-ups: no report has them
+    )
 
 
 def collect(store: Store, tool: str, *, job: str | None = None, name: str | None = None) -> Exported:
@@ -103,9 +105,8 @@ def left_out(store: Store, tools: Sequence[str], *, job: str | None = None, name
     names = json.dumps([EXPORTED[tool].name for tool in tools])
     left = []
     for row in store.rows(LEFT_OUT, {"tools": names, "job": job, "name": name}):
-        session = alias(row["job_id"])
-        shows = ("logs", session) if row["why"] == WARM_UP else ("report", session, "--wide")
-        left.append(LeftOut(row["count"], f"whose run {row['why']}", command("dgxlab", *shows)))
+        shows = "" if row["why"] == WARM_UP else command("dgxlab", "report", alias(row["job_id"]), "--wide")
+        left.append(LeftOut(row["count"], f"whose run {row['why']}", shows))
     return left
 
 
@@ -135,15 +136,30 @@ def _plain(columns: Mapping[str, Any]) -> dict[str, Any]:
     return {name: int(value) if isinstance(value, bool) else value for name, value in columns.items()}
 
 
-def fitting(tools: Sequence[Exported], kind: str) -> tuple[list[Exported], list[LeftOut]]:
-    """Return what a file of this kind can hold of exported rows, and which rows it cannot."""
+def fitting(
+    tools: Sequence[Exported],
+    kind: str,
+    *,
+    job: str | None = None,
+    name: str | None = None,
+    imported: str | None = None,
+) -> tuple[list[Exported], list[LeftOut]]:
+    """Return what a file of this kind can hold of exported rows, and which rows it cannot.
+
+    `job` and `name`, or `imported`, are what the rows were collected by.
+    """
+
+    def whole(tool: str) -> str:
+        by = {"--imported": imported} if imported else {"--tool": tool, "--job": job, "--name": name}
+        return command("dgxlab", "export", "rows.jsonl", *(word for pair in by.items() if pair[1] for word in pair))
+
     if kind != "json":
         return [*tools], []
     kept = [
         replace(each, rows=tuple(row for row in each.rows if "pl" in row and row.get("requests"))) for each in tools
     ]
     left = [
-        LeftOut(count, f"of {each.tool}, which json cannot hold", f"dgxlab export rows.jsonl --tool {each.tool}")
+        LeftOut(count, f"of {each.tool}, which json cannot hold", whole(each.tool))
         for each, part in zip(tools, kept, strict=True)
         if (count := len(each.rows) - len(part.rows))
     ]

@@ -104,10 +104,11 @@ def export(
             tools = [tool.value] if tool else [each.value for each in Tool]
             tables = [exported.collect(store, each, job=job_id, name=name) for each in tools]
             left = exported.left_out(store, tools, job=job_id, name=name)
-    tables, unfit = exported.fitting([each for each in tables if each.rows], kind)
+    filled = [each for each in tables if each.rows]
+    tables, unfit = exported.fitting(filled, kind, job=job, name=name, imported=imported)
     left = [*unfit, *left]
     if not tables:
-        shows = left[0].next if left else "dgxlab sessions"
+        shows = next((each.next for each in left if each.next), "dgxlab sessions")
         raise UsageError(f"{store.path} has no such row to export", details="\n".join(_lines(left)), next=shows)
     if str(path) == "-":
         write_bytes(exported.content(tables, kind))
@@ -128,7 +129,10 @@ def export(
 
 
 def _lines(left: Iterable[LeftOut]) -> list[str]:
-    return [f"left out: {plural(each.rows, 'row')} {each.which}: see {each.next}" for each in left]
+    return [
+        f"left out: {plural(each.rows, 'row')} {each.which}" + (f": see {each.next}" if each.next else "")
+        for each in left
+    ]
 
 
 def newest(builds: Iterable[str], most: int = 8) -> list[str]:

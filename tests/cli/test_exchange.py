@@ -9,7 +9,8 @@ import pytest
 from pyarrow import parquet
 
 from dgxlab import imported
-from dgxlab.cli.record import newest
+from dgxlab.cli.record import _lines, newest
+from dgxlab.exported import LeftOut
 from dgxlab.store import Store, alias
 from tests.cli.conftest import Project
 from tests.report.worlds import GOLDEN, whole
@@ -56,10 +57,21 @@ def test_export_of_a_measured_project(measured: Project) -> None:
     told = measured.json("export", "ops.csv", "--tool", "test-backend-ops")
     tools = [{"tool": "test-backend-ops", "rows": 2, "builds": {measured.machine.pin[:8]: ["toy"]}}]
     assert told == {"file": "ops.csv", "tools": tools, "left_out": []}
-    ran = measured.run("export", "ops.json", "--tool", "test-backend-ops")
-    mend = "dgxlab export rows.jsonl --tool test-backend-ops"
+    ran = measured.run("export", "ops.json", "--tool", "test-backend-ops", "--name", "toy")
+    mend = "dgxlab export rows.jsonl --tool test-backend-ops --name toy"
     left = f"  left out: 2 rows of test-backend-ops, which json cannot hold: see {mend}"
     assert ran.err.splitlines()[1:] == [left, f"next: {mend}"]
+    assert measured.ok(*ran.next.split()[1:]).out.startswith("2 rows of test-backend-ops in rows.jsonl\n")
+
+
+def test_export_of_an_imported_file_as_json_names_that_file(adopted: Project) -> None:
+    ran = adopted.run("export", "rows.json", "--imported", "d48c8e67")
+    assert ran.next == "dgxlab export rows.jsonl --imported d48c8e67"
+    assert adopted.ok(*ran.next.split()[1:]).out.startswith("3 rows of llama-bench in rows.jsonl\n")
+
+
+def test_rows_that_no_command_shows_are_counted_alone() -> None:
+    assert list(_lines([LeftOut(2, "whose run was a warm-up", "")])) == ["left out: 2 rows whose run was a warm-up"]
 
 
 def test_export_says_what_it_leaves_out(measured: Project) -> None:
