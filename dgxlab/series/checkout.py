@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from dgxlab.errors import SpecError, command
-from dgxlab.model import LONGEST, NAME, Source
+from dgxlab.model import LONGEST, NAME, UPSTREAM, Source
 from dgxlab.series.patchfile import MODES, NO_BLOB, Patch, PatchSyntaxError
 from dgxlab.series.series import (
     Series,
@@ -171,13 +171,14 @@ def _based(checkout: Path, pin: str) -> Git:
     own = Git.checkout(checkout)
     top = own.attempt("rev-parse", "--show-toplevel") if checkout.is_dir() else None
     if top is None or top.rc != 0:
-        cause = reason(top.err) if top else "there is no such folder"
-        mend = "name the top folder of a llama.cpp checkout"
-        raise SpecError(f"{checkout} is not a git checkout: {cause}", next=mend)
+        cause = reason(top.err) if top else "it is no folder" if checkout.exists() else "there is no such folder"
+        clone = command("git", "clone", UPSTREAM, *([] if checkout.exists() else [checkout]))
+        raise SpecError(f"{checkout} is not a git checkout: {cause}", next=clone)
     if Path(top.text) != checkout.resolve():
-        raise SpecError(f"{checkout} is inside the checkout {top.text}", next=f"name {top.text}")
+        raise SpecError(f"{checkout} is inside the checkout {top.text}", next=command("ls", top.text))
     if missing := [name for name in LLAMA_FILES if not (checkout / name).exists()]:
-        raise SpecError(f"{checkout} is not llama.cpp: it has no {missing[0]}", next="name a llama.cpp checkout")
+        clone = command("git", "clone", UPSTREAM)
+        raise SpecError(f"{checkout} is not llama.cpp: it has no {missing[0]}", next=clone)
     if own.attempt("merge-base", "--is-ancestor", pin, "HEAD").rc != 0:
         git, at = command("git", "-C", checkout), own.attempt("rev-parse", "--short=12", "HEAD").text
         if not at:

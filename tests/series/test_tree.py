@@ -154,15 +154,17 @@ def test_not_a_checkout(project: Project, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     stranger = tmp_path / "stranger"
     upstream(stranger, {"setup.py": "x\n"})
-    for checkout, cause in (
-        (tmp_path / "empty", "is not a git checkout: not a git repository"),
-        (tmp_path / "gone", "is not a git checkout: there is no such folder"),
-        (project.clone / "ggml", "is inside the checkout"),
-        (stranger, r"is not llama\.cpp: it has no CMakeLists\.txt"),
-        (project.clone / "README.md", "there is no such folder"),
+    clone = "git clone https://github.com/ggml-org/llama.cpp"
+    for checkout, cause, mend in (
+        (tmp_path / "empty", "is not a git checkout: not a git repository", clone),
+        (tmp_path / "gone", "is not a git checkout: there is no such folder", f"{clone} {tmp_path}/gone"),
+        (project.clone / "ggml", "is inside the checkout", f"ls {project.clone}"),
+        (stranger, r"is not llama\.cpp: it has no CMakeLists\.txt", clone),
+        (project.clone / "README.md", "is not a git checkout: it is no folder", clone),
     ):
-        with pytest.raises(SpecError, match=cause):
+        with pytest.raises(SpecError, match=cause) as refused:
             apply_tree(project, checkout)
+        assert refused.value.next == mend
 
 
 def test_based_on_something_else(project: Project) -> None:
