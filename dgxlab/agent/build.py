@@ -76,8 +76,9 @@ class Builder:
         if not (reused := self._has_all(stamp)):
             # the devices first: the holder of the work folder compiles, so that waiting for it ends when that does
             owner = Signature(self.bench.job.job_id, user())
-            with self.bench.lease.building() as waited, _held(self.work, owner, self.bench.lease.wait) as fd:
-                begin += waited  # the wait for the devices is no part of what a build takes
+            lease = self.bench.lease
+            with lease.building() as waited, _held(self.work, owner, lease.wait) as (fd, waited_more):
+                begin += waited + waited_more  # for other jobs, which is no part of what a build takes
                 stamp = installed(folder, self.identity)  # by another job, for which this one has waited
                 if not (reused := self._has_all(stamp)):
                     # installed programs are built again too: in the work folder they may be those of another arm
@@ -249,10 +250,12 @@ def own_libraries(programs: Sequence[Path]) -> list[tuple[Path, str, Path]]:
 
 
 @contextmanager
-def _held(work: Path, owner: Signature, wait: Callable[[Callable[[], Holder | None], str], object]) -> Iterator[int]:
-    """Lock a work folder as `owner` and yield the lock's descriptor: two jobs that share it build one after the other.
+def _held(
+    work: Path, owner: Signature, wait: Callable[[Callable[[], Holder | None], str], float]
+) -> Iterator[tuple[int, float]]:
+    """Lock a work folder as `owner`; yield the lock's descriptor and the seconds waited for it.
 
-    `wait` is that of the job's DeviceLease.
+    So two jobs that share the folder build one after the other. `wait` is that of the job's DeviceLease.
     The folder is emptied if a build did not end well in it before the last boot: after a power loss an object file may
     be empty, and ninja would not make it again.
     """
@@ -266,7 +269,7 @@ def _held(work: Path, owner: Signature, wait: Callable[[Callable[[], Holder | No
             who = str(Signature.read(file.fileno()) or "an unknown job")
             return Holder(str(work), who, who)
 
-        wait(holder, "building")
+        waited = wait(holder, "building")
         owner.write(file.fileno())
         if mark.exists() and mark.read_text() != boot_id():
             for name in ("src", "cmake", "index"):
@@ -275,7 +278,7 @@ def _held(work: Path, owner: Signature, wait: Callable[[Callable[[], Holder | No
         mark.write_text(boot_id())
         sync(mark)
         sync(work)
-        yield file.fileno()
+        yield file.fileno(), waited
         flush(work)  # not after a failure, nor after `cancel`, which waits for seconds only
         mark.unlink()
 

@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dgxlab.agent.lock import BenchLock, Signature
+from dgxlab.agent.lock import BenchLock, Signature, lock
 from dgxlab.errors import AGAIN, GateFailed, HostBusy
 from dgxlab.model import EngagedGate, Experiment, HostEntry
 from dgxlab.transport.host import Host
@@ -120,8 +121,8 @@ def test_every_gpu_is_locked_for_measuring_alone(lab: ToyLab, gpus: Gpus, cmake:
     held = [gpus.lock(0), gpus.lock(1)]
     _, events = lab.fail(HostBusy, cuda(lab, cmake=cmake), wait_s=0)
     assert order(events) in ([], ["build"])  # another test may have built it
-    for lock in held:
-        lock.release()
+    for each in held:
+        each.release()
     _, events = lab.run_well(cuda(lab, cmake=cmake, bench=lab.slow().bench), react=react)
     assert seen[0] == {0, 1}
     assert order(events) == ["build", "held", "held", "gate", "run", "run", "released", "released"]
@@ -143,6 +144,25 @@ def test_a_build_waits_while_another_job_measures(lab: ToyLab, gpus: Gpus) -> No
     assert order(events)[:3] == ["waiting", "build", "held"]
     (built,), (waiting,) = kinds(events, "build"), locks(events, "waiting")
     assert built["seconds"] < built["t"] - waiting["t"]  # its own time alone, by which later ones are predicted
+
+
+def test_a_build_that_waits_for_another_one_is_timed_without_it(lab: ToyLab) -> None:
+    mark = secrets.token_hex(8)
+    experiment = lab.experiment(cmake={"TOY": mark}, bench=(toy.backend_ops(),))
+    (built,) = kinds(lab.run_well(experiment)[1], "build")
+    shutil.rmtree(lab.root / "builds" / built["build_id"])
+    caches = (lab.root / "work").glob("*/cmake/CMakeCache.txt")
+    work = next(cache.parent.parent for cache in caches if mark in cache.read_text())
+    with (work / "lock").open("ab") as other:
+        assert lock(other.fileno())
+
+        def react(event: Event) -> None:
+            if event["event"] == "lock" and event["state"] == "building":
+                threading.Timer(2.0, other.close).start()
+
+        _, events = lab.run_well(experiment, react=react, again=True)
+    (again,), (waiting,) = kinds(events, "build"), locks(events, "building")
+    assert again["seconds"] < again["t"] - waiting["t"] - 1.5
 
 
 def test_waiting_says_who_holds_what(lab: ToyLab, gpus: Gpus, owner: Path) -> None:
