@@ -90,7 +90,7 @@ def answered(lab: Lab, request: Request, sides: Sequence[Side], besides: Collect
     """
     asked, store = everything(request, sides, request.name), lab.store
     device = device_on(store, lab.connect(request.experiment.host).entry, asked)
-    models = {model_on(store, *each, device) for each in _models(sides, asked)}
+    models = {model_on(store, of.models[name], device) for of, name in _models(sides, asked)}
     rows = store.rows(
         """SELECT job_id FROM jobs WHERE (host, kind, experiment, protocol, exit_code) = (?, ?, ?, ?, 0)
            ORDER BY intent_at""",

@@ -15,8 +15,10 @@ from dgxlab.model import (
     BuildStep,
     ChainStep,
     Experiment,
+    FileModel,
     GateStep,
     HostEntry,
+    Model,
     ModelStep,
     ParityGate,
     Plan,
@@ -68,12 +70,12 @@ def outlook(store: Store, host: HostEntry, experiment: Experiment, source: Sourc
     """
     session = plan.make_ab(experiment, experiment, (source, source), job_id=experiment.name)
     device = device_on(store, host, session)
+    earlier = _Earlier(store, session, device)
     claims: list[Expected] = []
     unknown: dict[str, None] = {}
     for chain in session.chains:
         labels = {cell.key: cell.label for cell in chain.baseline.cells}
-        model = model_on(store, experiment, chain.baseline.model, device)
-        known = judgement.of_itself(store, device, [*labels], model)
+        known = judgement.of_itself(store, device, [*labels], earlier.model(chain.baseline))
         for comparison in comparisons(chain):
             label, metric = labels[comparison.baseline], comparison.metric
             by, verdict = known.get((comparison.baseline, metric), ("", None))
@@ -91,8 +93,8 @@ def outlook(store: Store, host: HostEntry, experiment: Experiment, source: Sourc
         cycles=cycles,
         fixed=bool(experiment.session.cycles),
         needed=enough,
-        seconds=cycles and _seconds(store, session, device, cycles),
-        seconds_needed=enough and _seconds(store, session, device, enough),
+        seconds=cycles and earlier.session_s(cycles),
+        seconds_needed=enough and earlier.session_s(enough),
         claims=tuple(claims),
         unknown=tuple(unknown),
     )
@@ -124,14 +126,14 @@ def device_on(store: Store, host: HostEntry, job: Plan) -> str:
     return str(rows[0]["device_id"]) if rows else ""
 
 
-def model_on(store: Store, experiment: Experiment, name: str, device: str) -> str:
-    """Return a model's id, "" for no model; for a file, the one last seen on the device's hosts."""
+def model_on(store: Store, model: Model, device: str) -> str:
+    """Return a model's id; for a file, the one last seen on the device's hosts, "unknown" for none."""
     rows = store.rows(
         """SELECT model_id, path, recipe FROM inputs JOIN jobs USING (job_id)
-           WHERE job_id IN (SELECT job_id FROM arms WHERE device_id = ?) AND inputs.name = ? ORDER BY intent_at""",
-        (device, name),
+           WHERE job_id IN (SELECT job_id FROM arms WHERE device_id = ?) ORDER BY intent_at""",
+        (device,),
     )
-    return model_read(experiment.models[name], rows) if name else ""
+    return model_read(model, rows)
 
 
 def noise_command(experiment: Experiment) -> str:
@@ -153,18 +155,20 @@ def least_s(store: Store, job: Plan, device: str) -> float:
 
     So do builds and models, which may be there already. The blocks of a chain take time in any case.
     """
-    chains = [_chain_s(chain, _fewest(chain), _run_s(store, chain.baseline, device) or 0.0) for chain in job.chains]
-    others = [_step_s(store, job, step, device) for step in job.steps if isinstance(step, GateStep | RunStep)]
+    earlier = _Earlier(store, job, device)
+    chains = [_chain_s(chain, _fewest(chain), earlier.run_s(chain.baseline) or 0.0) for chain in job.chains]
+    others = [earlier.step_s(step) for step in job.steps if isinstance(step, GateStep | RunStep)]
     return sum(filter(None, (*chains, *others)))
 
 
 def expected(store: Store, job: Plan, device: str, *, anew: bool = False) -> dict[str, float | None]:
     """Return how long each step of a job took when it last ran on a device, in seconds; None if it never did.
 
-    A build or a model that an earlier step of the job makes takes 0. With `anew`, a build takes as long as the longest
-    one, as later ones of the same pin compile only what has changed, and that a model was reused tells no time.
+    A launch takes the median of the last ones. A build or a model that an earlier step of the job makes takes 0. With
+    `anew`, a build takes as long as the longest one, as later ones of the same pin compile only what has changed, and
+    that a model was reused tells no time.
     """
-    times: dict[str, float | None] = {}
+    earlier, times = _Earlier(store, job, device), dict[str, float | None]()
     products: set[str] = set()
     for step in job.steps:
         product = step.id
@@ -173,7 +177,7 @@ def expected(store: Store, job: Plan, device: str, *, anew: bool = False) -> dic
         elif isinstance(step, BuildStep):
             arm = job.arm(step.arm)
             product = f"{arm.source.tree} {canonical(arm.cmake)}"
-        times[step.id] = 0.0 if product in products else _step_s(store, job, step, device, anew=anew)
+        times[step.id] = 0.0 if product in products else earlier.step_s(step, anew=anew)
         products.add(product)
     return times
 
@@ -190,7 +194,8 @@ def shared(store: Store, job: Plan, device: str) -> Plan:
         return job
 
     def takes(where: str) -> dict[str, float]:
-        runs = ((chain, _run_s(store, chain.baseline, where, exactly=True)) for chain in job.chains)
+        earlier = _Earlier(store, job, where)
+        runs = ((chain, earlier.run_s(chain.baseline, exactly=True)) for chain in job.chains)
         return {chain.id: _chain_s(chain, _fewest(chain), run_s) or 0.0 for chain, run_s in runs}
 
     here = takes(device)
@@ -212,52 +217,78 @@ def shared(store: Store, job: Plan, device: str) -> Plan:
     return replace(job, steps=tuple(steps))
 
 
-def _step_s(store: Store, job: Plan, step: Step, device: str, *, anew: bool = False) -> float | None:
-    if isinstance(step, BuildStep):
-        sql = """SELECT seconds FROM arms JOIN jobs USING (job_id) WHERE device_id = ? AND cmake = ? AND NOT reused
-                 ORDER BY pin = ? DESC, iif(?, seconds, intent_at) DESC LIMIT 1"""
-        arm = job.arm(step.arm)
-        rows = store.rows(sql, (device, canonical(arm.cmake), arm.source.pin, anew))
-    elif isinstance(step, ModelStep):
-        sql = """SELECT inputs.seconds FROM inputs JOIN jobs USING (job_id)
-                 WHERE job_id IN (SELECT job_id FROM arms WHERE device_id = ?) AND recipe IS ? AND inputs.name = ?
-                 AND NOT (? AND reused IS TRUE) ORDER BY reused IS TRUE, intent_at DESC LIMIT 1"""
-        recipe = canonical(step.recipe) if step.recipe else None  # a file is always there, and read
-        rows = store.rows(sql, (device, recipe, step.model, anew and recipe is not None))
-    elif isinstance(step, GateStep):
-        return _gate_s(store, step, device)
-    elif isinstance(step, ChainStep):
-        return _chain_s(step, _fewest(step), _run_s(store, step.baseline, device))
-    else:
-        return _run_s(store, step, device) if isinstance(step, RunStep) else 0.0
-    return float(rows[0]["seconds"]) if rows else None
+class _Earlier:
+    """What the parts of a job took in earlier jobs on a device, with the same models."""
 
+    def __init__(self, store: Store, job: Plan, device: str) -> None:
+        self.store, self.job, self.device = store, job, device
+        steps = (step for step in job.steps if isinstance(step, ModelStep))
+        self._models = {
+            (step.arm, step.model): model_on(store, step.recipe or FileModel(step.path), device) for step in steps
+        }
 
-def _gate_s(store: Store, step: GateStep, device: str) -> float | None:
-    same = gate_digest(step.gate, step.env)
-    table, which, asked = "checks", "gate_digest = ?", [same]
-    if isinstance(step.gate, ParityGate):  # of the same op, which takes about as long, where this one has never run
-        table, which, asked = "gates", "op = ? AND backend = ?", [step.gate.op, step.gate.backend]
-    rows = store.rows(
-        f"""SELECT {table}.seconds FROM {table} JOIN arms USING (job_id, arm)
-            WHERE device_id = ? AND {which} ORDER BY gate_digest = ? DESC, at DESC LIMIT 1""",  # noqa: S608 - words from here
-        (device, *asked, same),
-    )
-    return float(rows[0]["seconds"]) if rows else None
+    def model(self, step: RunStep) -> str:
+        """Return the id of the model that a launch reads, as `model_on` does; "" for no model."""
+        return self._models[step.arm, step.model] if step.model else ""
 
+    def step_s(self, step: Step, *, anew: bool = False) -> float | None:
+        """Return the seconds of a step as `expected` does."""
+        if isinstance(step, BuildStep):
+            sql = """SELECT seconds FROM arms JOIN jobs USING (job_id) WHERE device_id = ? AND cmake = ? AND NOT reused
+                     ORDER BY pin = ? DESC, iif(?, seconds, intent_at) DESC LIMIT 1"""
+            arm = self.job.arm(step.arm)
+            return self._seconds(sql, self.device, canonical(arm.cmake), arm.source.pin, anew)
+        if isinstance(step, ModelStep):
+            sql = """SELECT inputs.seconds FROM inputs JOIN jobs USING (job_id)
+                     WHERE job_id IN (SELECT job_id FROM arms WHERE device_id = ?) AND model_id = ?
+                     AND NOT (? AND reused IS TRUE) ORDER BY reused IS TRUE, intent_at DESC LIMIT 1"""
+            made = step.recipe is not None  # a file is always there, and read
+            return self._seconds(sql, self.device, self._models[step.arm, step.model], anew and made)
+        if isinstance(step, GateStep):
+            return self._gate_s(step)
+        if isinstance(step, ChainStep):
+            return _chain_s(step, _fewest(step), self.run_s(step.baseline))
+        return self.run_s(step) if isinstance(step, RunStep) else 0.0
 
-def _run_s(store: Store, step: RunStep, device: str, *, exactly: bool = False) -> float | None:
-    """Return the seconds of a launch with `exactly` these cells, or with more too: too long is the better estimate."""
-    keys = [cell.key for cell in step.cells]
-    marks = ",".join("?" * len(keys))
-    more = "AND count(*) = (SELECT count(*) FROM rows AS each WHERE each.run_id = runs.run_id)" * exactly
-    rows = store.rows(
-        f"""SELECT runs.seconds FROM runs JOIN arms USING (job_id, arm) JOIN rows USING (run_id)
-            WHERE device_id = ? AND status = 'valid' AND rows.cell IN ({marks})
-            GROUP BY runs.run_id HAVING count(*) = ? {more} ORDER BY started DESC LIMIT 9""",  # noqa: S608 - words from here
-        (device, *keys, len(keys)),
-    )
-    return stats.median([row["seconds"] for row in rows]) if rows else None
+    def session_s(self, cycles: int) -> float | None:
+        """Return the seconds of a session of so many cycles, given as A/A; None if a part of it never ran."""
+        chains = [_chain_s(chain, cycles, self.run_s(chain.baseline)) for chain in self.job.chains]
+        gates = [self._gate_s(step) for step in self.job.steps if isinstance(step, GateStep)]
+        times = [*chains, *gates, *gates]  # both arms have about the baseline's gates
+        return None if None in times else sum(filter(None, times))
+
+    def _gate_s(self, step: GateStep) -> float | None:
+        same = gate_digest(step.gate, step.env)
+        if isinstance(step.gate, ParityGate):  # of the same op, which takes about as long, where this one has never run
+            table, which, asked = "gates", "op = ? AND backend = ?", [step.gate.op, step.gate.backend]
+        else:
+            models = {name: self._models[step.arm, name] for name in {each.model for each in step.commands} if name}
+            of_models = "(SELECT key, value FROM json_each(?) EXCEPT SELECT key, value FROM json_each(inputs))"
+            table, which = "checks", f"gate_digest = ? AND NOT EXISTS {of_models}"
+            asked = [same, canonical(models)]
+        sql = f"""SELECT {table}.seconds FROM {table} JOIN arms USING (job_id, arm)
+                  WHERE device_id = ? AND {which} ORDER BY gate_digest = ? DESC, at DESC LIMIT 1"""  # noqa: S608 - from here
+        return self._seconds(sql, self.device, *asked, same)
+
+    def run_s(self, step: RunStep, *, exactly: bool = False) -> float | None:
+        """Return the median seconds of the last launches with these cells.
+
+        Such with more cells count too, as too long is the better estimate, but not if it must be `exactly` these.
+        """
+        keys = [cell.key for cell in step.cells]
+        marks = ",".join("?" * len(keys))
+        more = "AND count(*) = (SELECT count(*) FROM rows AS each WHERE each.run_id = runs.run_id)" * exactly
+        rows = self.store.rows(
+            f"""SELECT runs.seconds FROM runs JOIN arms USING (job_id, arm) JOIN rows USING (run_id)
+                WHERE device_id = ? AND coalesce(model_id, '') = ? AND status = 'valid' AND rows.cell IN ({marks})
+                GROUP BY runs.run_id HAVING count(*) = ? {more} ORDER BY started DESC LIMIT 9""",  # noqa: S608 - from here
+            (self.device, self.model(step), *keys, len(keys)),
+        )
+        return stats.median([row["seconds"] for row in rows]) if rows else None
+
+    def _seconds(self, sql: str, *values: object) -> float | None:
+        rows = self.store.rows(sql, values)
+        return float(rows[0]["seconds"]) if rows else None
 
 
 def _chain_s(step: ChainStep, cycles: int, run_s: float | None) -> float | None:
@@ -266,11 +297,3 @@ def _chain_s(step: ChainStep, cycles: int, run_s: float | None) -> float | None:
 
 def _fewest(step: ChainStep) -> int:
     return step.cycles or stats.fewest_cycles(step.claims)
-
-
-def _seconds(store: Store, session: Plan, device: str, cycles: int) -> float | None:
-    """Return the expected duration of a session, given as A/A; None if a part of it never ran."""
-    chains = [_chain_s(chain, cycles, _run_s(store, chain.baseline, device)) for chain in session.chains]
-    gates = [_gate_s(store, step, device) for step in session.steps if isinstance(step, GateStep)]
-    times = [*chains, *gates, *gates]  # both arms have about the baseline's gates
-    return None if None in times else sum(filter(None, times))

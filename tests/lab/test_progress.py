@@ -16,12 +16,15 @@ from dgxlab.lab.jobs import adopt, follow
 from dgxlab.lab.outlook import device_on, expected, least_s, shared
 from dgxlab.lab.progress import Progress
 from dgxlab.model import (
+    ARM,
     BuildStep,
     ChainStep,
+    CheckCommand,
     DerivedModel,
     GateStep,
     HostEntry,
     ModelStep,
+    Plan,
     Session,
     SyntheticModel,
     events,
@@ -33,6 +36,13 @@ from tests.journals import TINY, read, told
 from tests.lab.conftest import Event, ToyLab, kinds
 from tests.machines import script
 from tests.store.conftest import measured
+
+
+def with_model(*chains: ChainStep) -> Plan:
+    """Return the plan of a session that makes the model of its chains ready."""
+    job = journals.session_plan("J", *chains)
+    models = (ModelStep(f"model:tiny:{arm.name}", arm.name, "tiny", "{models}/tiny.gguf", TINY) for arm in job.arms)
+    return replace(job, steps=(*models, *job.steps))
 
 
 def places(events: list[Event]) -> list[str]:
@@ -90,7 +100,7 @@ def test_a_chain_counts_what_follows_it(toy_lab: ToyLab) -> None:
 )
 def test_a_chain_that_chooses_its_cycles_may_take_longer(store: Store, cycles: int, place: str, note: str) -> None:
     steps = [journals.chain_step(size, (journals.cell(size),), cycles=cycles) for size in (512, 1024)]
-    measured(store, journals.Journal(job := journals.session_plan("J", *steps)))
+    measured(store, journals.Journal(job := with_model(*steps)))
     seen: list[Any] = []
     progress = Progress(store, HostEntry("local"), store.job(job.job_id), seen.append)
     progress.took = dict.fromkeys(progress.steps, 0.0) | {step.id: 40.0 for step in steps}
@@ -179,11 +189,25 @@ def test_a_model_that_was_reused_tells_not_how_long_it_takes_to_make(
     toy_lab: ToyLab, recipe: SyntheticModel | None, anew: bool, took: float | None
 ) -> None:
     """A file is never made, only read."""
-    store, step = toy_lab.lab.store, ModelStep("model:tiny", "toy", "tiny", "tiny.gguf", recipe)
+    store, step = toy_lab.lab.store, ModelStep("model:tiny", "toy", "tiny", "/models/tiny.gguf", recipe)
     journal = journals.Journal(journals.plan("job-1")).job().build()
-    measured(store, journal.model(recipe=recipe, reused=True, seconds=5e-4))
+    measured(store, journal.model(recipe=recipe, path=step.path, reused=True, seconds=5e-4))
     job = replace(journals.plan("j"), steps=(step,))
     assert expected(store, job, journals.device(), anew=anew)[step.id] == took
+
+
+@pytest.mark.parametrize("name", ["tiny.gguf", "other.gguf"])
+def test_what_another_model_took_tells_nothing(toy_lab: ToyLab, name: str) -> None:
+    """Of a model of the same name: how long it was read, and what was launched with it."""
+    store, file = toy_lab.lab.store, {"recipe": None, "path": "/models/tiny.gguf", "model_id": "file-1"}
+    journal = journals.Journal(journals.plan("job-1")).job().build().model(**file)
+    measured(store, journal.run(model_id="file-1", seconds=2.0).check(inputs={"tiny": "file-1"}))
+    chain = journals.chain_step(cycles=0)
+    gate = GateStep("gate:0", "toy", journals.CHECK, (CheckCommand(ARM, ("x",), {"FAST": "1"}, "tiny"),))
+    model = ModelStep("model:tiny", "toy", "tiny", f"/models/{name}")
+    job = replace(journals.plan("j"), steps=(model, gate, chain.baseline, chain))
+    known = {step for step, took in expected(store, job, journals.device()).items() if took is not None}
+    assert known == ({step.id for step in job.steps} if name == "tiny.gguf" else set())
 
 
 def test_each_model_made_of_a_file_takes_its_time(toy_lab: ToyLab) -> None:
@@ -236,7 +260,7 @@ def test_chains_share_the_time_by_what_each_needs(toy_lab: ToyLab) -> None:
 
     def shares(max_s: float, *sizes: int, host: str = "host-a") -> list[float]:
         steps = [journals.chain_step(size, (journals.cell(size),), cycles=0) for size in sizes]
-        job = journals.session_plan("J", *(replace(step, claims=1, max_s=max_s / len(sizes)) for step in steps))
+        job = with_model(*(replace(step, claims=1, max_s=max_s / len(sizes)) for step in steps))
         return [chain.max_s for chain in shared(store, job, journals.device(host)).chains]
 
     assert shares(660.0, 512, 1024) == pytest.approx([60.0, 600.0])
