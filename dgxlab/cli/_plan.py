@@ -39,8 +39,8 @@ def entry_of(name: str, out: Out) -> model.HostEntry:
 def describe(plan: Plan, expected: Mapping[str, float | None]) -> str:
     """Return a plan as text; what only the host knows is a {placeholder}.
 
-    `expected` has the seconds that each step took there, by its id: a build at most, the others the last time, but a
-    chain that chooses its cycles those of the shortest; None if that is not known.
+    `expected` has the seconds that each step took there, by its id, as `outlook.expected` returns them; of a chain that
+    chooses its cycles those of the shortest.
     """
     lines = [f"experiment {plan.name}"]
     for arm in plan.arms:
@@ -56,6 +56,7 @@ def describe(plan: Plan, expected: Mapping[str, float | None]) -> str:
                 head, rest = f"[{step.id}] the same as {first}", []
         took = expected.get(step.id)
         when = "the longest so far" if isinstance(step, model.BuildStep) else "the last time"
+        when = "by the median of the last runs" if isinstance(step, RunStep | ChainStep) else when
         when = "or more" if isinstance(step, ChainStep) and not step.cycles else when
         lines += ["", head if not took else f"{head}; {duration(took)} {when}", *rest]
     single = sum(len(step.cells) for step in plan.steps if isinstance(step, RunStep))

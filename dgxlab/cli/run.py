@@ -232,8 +232,8 @@ def plan(
     """Show every command that a full run would execute.
 
     Earlier results are ignored, and no host is contacted. Operations and types that the pin does not have are refused.
-    Beside each step is how long it took the last time, a build the longest; with --host the last line says what is
-    recorded there.
+    Beside each step is how long it took the last time, a build the longest, a run by the median of the last ones; with
+    --host the last line says what is recorded there.
 
     With a candidate: the commands of an A/B session. With --effect: the effects that such a session can detect, given
     the noise floors in the record, and its duration.

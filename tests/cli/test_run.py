@@ -193,6 +193,7 @@ def test_plan_knows_what_the_record_has(measured: Project) -> None:
     """How long each step took is beside it; --host adds what is done there already."""
     plain = measured.ok("plan", TOY).out
     assert re.search(r"(?m)^\[gate:0\] at most [^;]+; [\d.]+ m?s the last time$", plain)
+    assert re.search(r"(?m)^\[run:0\] at most [^;]+; [\d.]+ m?s by the median of the last runs$", plain)
     # another test may have built it before
     done = r"9 steps, 8 cells; about [\d.]+ m?s if nothing is reused(, besides build:toy, of which no time is known)?$"
     assert re.search(done, plain.rstrip())
