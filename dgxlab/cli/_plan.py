@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dgxlab import model, stats
@@ -13,6 +14,7 @@ from dgxlab.chains import drift_limit, shortest_burn_in
 from dgxlab.cli._out import Out, as_typed, plural, table
 from dgxlab.errors import SpecError
 from dgxlab.lab.outlook import noise_command
+from dgxlab.lab.provision import need_files
 from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, ChainStep, ParityGate, Plan, RunStep
 from dgxlab.project import hosts_files
 from dgxlab.spec.hosts import look_up
@@ -27,13 +29,19 @@ _PLAIN = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)  # words that need no shell q
 _NEVER = "over 100"  # shown when more cycles are needed than dgxlab proposes
 
 
-def entry_of(name: str, out: Out) -> model.HostEntry:
-    """Return a host's entry, one without settings and a note if no hosts.yaml names it: the record may have it."""
+def entry_of(experiments: Sequence[model.Experiment], out: Out) -> model.HostEntry:
+    """Return the entry of the host, one without settings if no hosts.yaml names it: the record may have it.
+
+    A note says that, or which file of a model is missing if the host is this machine.
+    """
+    name, entry = experiments[0].host, None
     try:
-        return look_up(name, hosts_files())
+        entry = look_up(name, hosts_files())
+        if name == "local":
+            need_files(name, experiments, lambda path: Path(path).expanduser().is_file())
     except SpecError as error:
         out.note(f"note: {error.message}; next: {error.next}")
-        return model.HostEntry(name)
+    return entry or model.HostEntry(name)
 
 
 def describe(plan: Plan, expected: Mapping[str, float | None]) -> str:

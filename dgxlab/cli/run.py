@@ -250,7 +250,7 @@ def plan(
     else:
         requests = options.requests("run", spec, tree=tree)
     first = requests[0].experiments[0]
-    host = entry_of(first.host, out)
+    host = entry_of([each for request in requests for each in request.experiments], out)
     workspace, beside = options.at(workspace, first), bool(options.host and not candidate)
     shown = [_planned(request, host, effect, workspace, out, beside=beside) for request in requests]
     values = [value for value, _ in shown]

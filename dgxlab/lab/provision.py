@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from dgxlab import synth
 from dgxlab.agent.files import sha256
 from dgxlab.errors import BuildFailed, SpecError, edit
 from dgxlab.lab import Side, Watch, noted
-from dgxlab.model import Facts, ModelStep, Plan, SyntheticModel, events, files_of, model_id
+from dgxlab.model import Experiment, Facts, ModelStep, Plan, SyntheticModel, events, files_of, model_id
 from dgxlab.source import PinCache, packages
 from dgxlab.transport import retry
 from dgxlab.transport.host import Host, Probe, Stdin
@@ -25,16 +25,22 @@ NOTE_S = 10.0  # period of progress notes during a long transfer; a bar moves wi
 def probe_for(host: Host, *sides: Side) -> Probe:
     """Return what the host has of the sources and models of both arms; SpecError if it lacks a model file."""
     commits = [commit for side in sides for commit in (side.source.pin, side.source.commit)]
-    models = [(side, name, model) for side in sides for name, model in side.experiment.models.items()]
-    paths = [path for _, _, model in models for path in files_of(model)]
-    recipes = [model_id(model) for _, _, model in models if isinstance(model, SyntheticModel)]
+    models = [model for side in sides for model in side.experiment.models.values()]
+    paths = [path for model in models for path in files_of(model)]
+    recipes = [model_id(model) for model in models if isinstance(model, SyntheticModel)]
     probe = host.probe(*(list(dict.fromkeys(asked)) for asked in (commits, paths, recipes)))
-    for side, name, model in models:
-        for path in files_of(model):
-            if probe.models[path] is None:
-                message = f"model {name} is not on host {host.name}: there is no file {path}, which the spec names"
-                raise SpecError(message, next=edit(side.experiment.path))
+    need_files(host.name, (side.experiment for side in sides), probe.models.get)
     return probe
+
+
+def need_files(host: str, experiments: Iterable[Experiment], find: Callable[[str], object]) -> None:
+    """Raise SpecError if `find`, given the path of a model's file, does not find it on the host."""
+    for experiment in experiments:
+        for name, model in experiment.models.items():
+            for path in files_of(model):
+                if not find(path):
+                    message = f"model {name} is not on host {host}: there is no file {path}, which the spec names"
+                    raise SpecError(message, next=edit(experiment.path))
 
 
 def prepare(host: Host, sides: Sequence[Side], watch: Watch) -> Probe:

@@ -176,6 +176,13 @@ def test_plan_prints_what_would_run_and_touches_nothing(project: Project) -> Non
     assert [step.id for step in plan.steps][-1] == "run:2"
 
 
+def test_plan_says_that_this_machine_lacks_a_file_of_a_model(project: Project) -> None:
+    project.spec("nope", "extends: toy.yaml\nmodels: {nope: {path: ~/nope.gguf}}\n")
+    note = "note: model nope is not on host local: there is no file ~/nope.gguf, which the spec names; next: "
+    assert note in project.ok("plan", "nope").err
+    assert note not in project.ok("plan", "nope", "--host", "elsewhere").err
+
+
 def test_plan_says_what_must_be_on_stderr(project: Project) -> None:
     """Of a gate, of the runs of an arm, and for a baseline what must not be there."""
     marked = 'engaged: "toy-path: on"'
