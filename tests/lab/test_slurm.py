@@ -501,7 +501,9 @@ def test_results_of_a_part_of_a_node_are_not_completed(go: Go) -> None:
     assert not clusters.same_gpus(lab.host, ClusterNode("node1", "idle", with_gpus))
     assert clusters.same_gpus(go("whole", exclusive=True).host, ClusterNode("node1", "idle", with_gpus))
     assert clusters.same_gpus(go("cpu", gres="").host, ClusterNode("node1", "idle", with_gpus))
-    assert not clusters.same_gpus(go("gpus", gres="", extra=("--gpus=1",)).host, ClusterNode("node1", "idle", with_gpus))
+    assert not clusters.same_gpus(
+        go("gpus", gres="", extra=("--gpus=1",)).host, ClusterNode("node1", "idle", with_gpus)
+    )
 
 
 def test_a_time_limit_that_the_plan_does_not_fit_is_refused(go: Go) -> None:
