@@ -67,9 +67,7 @@ class LeftOut:
 
     rows: int
     which: str  # to read after "5 rows"
-    next: (
-        str  # the command that shows them; of several sessions, those of the last; "" for warm-ups: no report has them
-    )
+    next: str  # the command that shows them, of several sessions the last's; "" for warm-ups, which no report has
 
 
 def collect(store: Store, tool: str, *, job: str | None = None, name: str | None = None) -> Exported:

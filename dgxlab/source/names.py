@@ -54,9 +54,7 @@ def full_id(name: str, sources: Sequence[str], cache: PinCache, on_progress: Pro
     look = command("git", "ls-remote", "--heads", "--tags", [*answered, *silent, UPSTREAM][0])
     if silent and not answered:
         message = f"{name!r} could not be looked up: {details[silent[0]]}"
-        instead = (
-            f"a clone on this machine can be asked instead: {command('dgxlab', 'pin', 'id', name)} --source FOLDER"
-        )
+        instead = f"a clone here can be asked instead: {command('dgxlab', 'pin', 'id', name)} --source FOLDER"
         raise HostError(message, next=look, details="\n".join([*details.values(), instead]))
     message = f"no source has a tag, a branch or a commit {name!r}"
     raise SpecError(message, next=look, details="\n".join(details.values()))

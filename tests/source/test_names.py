@@ -64,7 +64,7 @@ def test_a_name_that_no_source_could_be_asked_for_may_exist(cache: PinCache, tmp
     package, source, clone = failed.value.details.splitlines()
     assert package.startswith("pypi:")
     assert source.startswith(f"{url}: ")
-    assert clone == "a clone on this machine can be asked instead: dgxlab pin id b9 --source FOLDER"
+    assert clone == "a clone here can be asked instead: dgxlab pin id b9 --source FOLDER"
     assert failed.value.next == f"git ls-remote --heads --tags {url}"
     with pytest.raises(SpecError, match="no source has a tag, a branch or a commit 'b9'"):
         full_id("b9", ["pypi:llama-cpp-python==0.3.30"], cache, quiet)
