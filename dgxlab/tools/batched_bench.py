@@ -169,7 +169,8 @@ def _reading(rows: Sequence[Line], of_run: Mapping[str, Any] | None = None, *, r
     names = [name for name in rows[0].columns if name not in (*_SIZES, *_TIMES)]
     same = {**(of_run or {}), **reading.shared([line.columns for line in rows], names)}
     imported = tuple(reading.each_line(rows, lambda line: _row(line.columns, same, rounded)))
-    return Reading(imported, {"settings": same} if same else {}, (COLD,))
+    is_ours = "run_id" in rows[0].columns  # exported by dgxlab, which leaves out the cold rows of its own runs
+    return Reading(imported, {"settings": same} if same else {}, () if is_ours else (COLD,))
 
 
 def _row(columns: Mapping[str, Any], same: Mapping[str, Any], rounded: bool) -> Row:

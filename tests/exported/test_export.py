@@ -70,6 +70,14 @@ def test_every_row_says_where_it_comes_from(store: Store) -> None:
     assert all(row["run_id"].startswith(row["job_id"]) for row in rows)
 
 
+def test_exported_rows_of_batched_bench_are_warm_when_they_come_back(store: Store, tmp_path: Path) -> None:
+    """The tool's own files get a note about their first row, which dgxlab measured again and left out."""
+    exported = collect(store, "llama-batched-bench", name="h200")
+    write(tmp_path / "rows.jsonl", [exported])
+    reading = imported.open_file(tmp_path / "rows.jsonl").reading
+    assert (len(reading.rows), reading.notes) == (len(exported.rows), ())
+
+
 def test_builds_of_one_commit_get_names_of_their_own(empty: Store) -> None:
     changes = ({}, {"cmake": {"GGML_CUDA": "OFF"}}, {"env": {"GGML_CUDA_DISABLE_GRAPHS": "1"}})
     for number, change in enumerate(changes):
