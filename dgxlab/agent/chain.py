@@ -101,7 +101,7 @@ class ChainRunner:
         allowed = chains.cycles_allowed(step, self._runs)
         if allowed is None or allowed >= least:
             return None
-        why = f"{duration(step.max_s)} allow {allowed} cycles after the burn-in, and its session needs {least}"
+        why = f"{duration(step.max_s)} allow {allowed} of the {least} cycles that its session needs"
         # the other chains keep their shares; if these are too short as well, the next attempt says so before it builds
         others_s = sum(chain.max_s for chain in self._bench.plan.chains) - step.max_s
         return self._given_up(why, more_minutes(others_s + chains.seconds_of(step, self._runs, least)))

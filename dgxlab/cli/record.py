@@ -193,6 +193,17 @@ def text(path: Path = Argument(help="The database."), *, out: Out) -> None:
     out.lines(lines, lambda: "\n".join(lines))
 
 
+_COUNTED = {
+    "jobs": "session",
+    "experiments": "spec",  # a version of an experiment
+    "runs": "run",
+    "samples": "sample",
+    "imports": "imported file",
+    "notes": "note",
+}
+"""The rows that `merge` counts besides their sum, by table, in the words of `dgxlab report`."""
+
+
 @app.add
 def merge(
     current: Path = Argument(help="The database that receives."),
@@ -210,8 +221,9 @@ def merge(
 
     with Workspace(current).store() as store:
         counts = audit.merge(store, other)
-    added = sum(counts.values())
-    out.result(counts, f"{plural(added, 'row')} added" + "".join(f", {n} {t}" for t, n in counts.items() if n))
+    named = [plural(counts[table], word) for table, word in _COUNTED.items() if counts[table]]
+    text = f"{plural(sum(counts.values()), 'row')} added"
+    out.result(counts, f"{text}: {', '.join(named)}" if named else text)
 
 
 @app.add

@@ -1,6 +1,7 @@
 """`dgxlab db check`, `db rebuild` and `db merge`, and git calling the latter when two branches both measured."""
 
 import json
+import re
 import shutil
 import sqlite3
 from pathlib import Path
@@ -94,6 +95,15 @@ def test_git_merges_two_branches_that_both_measured(notebook: Project) -> None:
     toy.git(folder, "merge", "-q", "laptop", "-m", "both")
     assert toy.git(folder, "status", "--porcelain", "--untracked-files=no") == ""
     assert sessions(folder / "results.db") == sorted([base, *added.values()])
+
+
+def test_a_merge_counts_what_it_adds_in_the_words_of_the_report(measured: Project) -> None:
+    """A version of an experiment is a spec; the report counts experiments by their names."""
+    measured.ok("session", "note", *sessions(Path("results.db")), "why")
+    Store.open(Path("new.db")).close()
+    added = measured.ok("db", "merge", "new.db", "results.db").out
+    assert re.fullmatch(r"\d+ rows added: 1 session, 1 spec, \d+ runs, \d+ samples, 1 note\n", added)
+    assert measured.ok("db", "merge", "new.db", "results.db").out == "no rows added\n"
 
 
 def test_git_leaves_a_conflict_where_records_contradict(notebook: Project) -> None:
