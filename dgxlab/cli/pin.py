@@ -32,7 +32,7 @@ class _Pins(Group):
         return super().resolve_command(ctx, args if args[0] in self.commands else ["id", *args])
 
 
-app = App("Name llama.cpp's commits, and try newer ones.", cls=_Pins)
+app = App("Name llama.cpp's commits, and try newer ones. \"dgxlab pin NAME\" is short for \"dgxlab pin id NAME\".", cls=_Pins)
 
 
 @app.add
@@ -42,9 +42,7 @@ def id_(
     *,
     out: Out,
 ) -> None:
-    """Print the pin that a tag, a branch or a commit is, for a spec.
-
-    "dgxlab pin b6900" is short for it.
+    """Print the pin that a tag, a branch or a commit is, as a line for a spec.
 
     Example: dgxlab pin id b6900
     """
@@ -53,7 +51,7 @@ def id_(
 
     known = source or list(dict.fromkeys(chain.from_iterable(spec.sources for spec in readable_experiments(out.note))))
     pin = full_id(name, known or [UPSTREAM], PinCache(), out.note)
-    out.result({"name": name, "pin": pin}, f"pin: {pin}  # {name}")
+    out.result({"name": name, "pin": pin}, f"llama_cpp: {{pin: {pin}}}  # {name}")
 
 
 @app.add

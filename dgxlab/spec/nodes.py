@@ -174,7 +174,7 @@ def explain(error: ValidationError, tree: Node, schema: Mapping[str, Any]) -> li
         loc: Loc = detail["loc"][:-1] if is_key else detail["loc"]
         if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
             other = elsewhere(tree, str(loc[-1])) if locate(tree, loc, "").mark == SET else ""
-            text = f"unknown key{other or nearest(str(loc[-1]), _known_keys(schema, loc[:-1]))}"
+            text = f"unknown key{other or _meant(schema, loc)}"
         else:
             text = str(detail.get("ctx", {}).get("error", detail["msg"])) if is_key else _sentence(detail)
         problem = locate(tree, loc, text)
@@ -204,7 +204,15 @@ def wanted(detail: Mapping[str, Any]) -> str:
     return f"must be {_WANTED[detail['type']].format(**limits)}, not {shown(detail['input'])}"
 
 
-def _known_keys(schema: Mapping[str, Any], loc: Loc) -> list[str]:
+def _meant(schema: Mapping[str, Any], loc: Loc) -> str:
+    """Return the end of a message about the unknown key at `loc`: the few places just below its map that have it, or `nearest`."""
+    *above, key = loc
+    known = _known_keys(schema, above)
+    places = [dotted((*above, part, str(key))) for part in known if key in _known_keys(schema, (*above, part))]
+    return f"; did you mean {' or '.join(places)}?" if 0 < len(places) <= 3 else nearest(str(key), known)
+
+
+def _known_keys(schema: Mapping[str, Any], loc: Sequence[str | int]) -> list[str]:
     """Return the keys that the schema knows for the map at `loc`."""
     part = schema
     for step in loc:

@@ -105,8 +105,10 @@ def test_a_name_becomes_a_line_for_a_spec(project: Project) -> None:
     """By the sources that this project's specs name; a spec that is being edited is passed."""
     project.spec("broken", "llama_cpp: [")
     ran = project.ok("pin", "main")
-    assert ran.out == f"pin: {project.machine.later}  # main\n"
+    assert ran.out == f"llama_cpp: {{pin: {project.machine.later}}}  # main\n"
     assert "left out: " in ran.err
+    spec = project.spec("later", f"extends: toy.yaml\n{ran.out}")
+    assert project.machine.later[:12] in project.ok("plan", spec).out
     assert project.json("pin", "id", "main") == {"name": "main", "pin": project.machine.later}
 
 

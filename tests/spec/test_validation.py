@@ -18,6 +18,9 @@ REFUSED = [
     # unknown keys, with the nearest
     ("sesion: {}", "sesion: unknown key; did you mean session?"),
     ("session: {zzz: 3}", "session.zzz: unknown key; known: block_minutes, cycles, drift_limit, effect, pin, thermal"),
+    # one that belongs a level deeper
+    ("cycles: 3", "cycles: unknown key; did you mean session.cycles?"),
+    ("pin: e3a7", "pin: unknown key; did you mean llama_cpp.pin or session.pin?"),
     ("models: {m: {synthetic: {n_layers: 2}}}", "models.m.synthetic.n_layers: unknown key; did you mean n_layer?"),
     ("models: {a: {synthetic: {vocab_pin: x}}}", "models.a.synthetic.vocab_pin: unknown key; did you mean vocab?"),
     ("gates: [backendops: {}]", "gates[1].backendops: unknown key; did you mean backend-ops?"),
