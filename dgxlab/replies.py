@@ -32,6 +32,11 @@ class Status:
     """What Slurm says of a job that has no final status: `PENDING (Priority), ...`, `TIMEOUT, Slurm job 12`."""
     waits_for: str = ""  # whose build or device a running job waits for: `job J of alice, since ...`
 
+    @property
+    def outcome(self) -> str:
+        """How the job ended, as its final status says: done, failed or cancelled; its state if there is none."""
+        return str(self.rc["status"]) if self.rc else self.state
+
 
 @dataclass(frozen=True)
 class Item:

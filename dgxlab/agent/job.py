@@ -272,11 +272,15 @@ class Job:
         return True
 
     def about(self) -> dict[str, Any]:
-        """Return name, kind, experiment (of the plan) and age_s; {} if the folder is being deleted or has no plan."""
+        """Return name, shown_kind, experiment (of the plan) and age_s; {} if the folder is being deleted or has no plan."""
+        from dgxlab.model import shown_kind  # only here: most verbs need no vocabulary
+
         try:
             staged = json.loads(self.plan.read_text())
             age_s = max(0.0, time.time() - self.plan.stat().st_mtime)
-            return {**{name: str(staged[name]) for name in ("name", "kind", "experiment")}, "age_s": age_s}
+            name, experiment = str(staged["name"]), str(staged["experiment"])
+            kind = shown_kind(str(staged["kind"]), len(staged["arms"]))
+            return {"name": name, "shown_kind": kind, "experiment": experiment, "age_s": age_s}
         except (OSError, ValueError, LookupError, TypeError):
             return {}
 

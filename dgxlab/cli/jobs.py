@@ -73,9 +73,9 @@ def jobs(
             "job": job_id,
             "host": name,
             "name": either.name,
-            "kind": either.kind,
+            "kind": either.shown_kind,
             "age_s": age_s,
-            "on_host": on_host.state if on_host else "absent",
+            "on_host": on_host.outcome if on_host else "absent",
             "recorded": ("rejected" if job.rejected else job.state) if job else "not here",
             "why": (job and job.error) or (on_host.slurm or on_host.cause if on_host else away) or waits,
         }
@@ -150,7 +150,7 @@ def cancel(job: _RunningArgument = None, host: _WhereOption = None, *, workspace
             settle(lab, connected, None, lambda event: None)
             raise
         settle(lab, connected, None, lambda event: None)
-    state = known.state if known else status.rc["status"] if status.rc else status.state
+    state = known.state if known else status.outcome
     text = f"job {job_id} has ended ({state}): nothing of it runs" if known or over else f"job {job_id}: {state}"
     out.result({"job": job_id, "state": status.state, "rc": status.rc}, text)
 

@@ -299,8 +299,8 @@ class Plan:
 
     @property
     def shown_kind(self) -> str:
-        """The kind that reports name: an A/B of an experiment against itself is an A/A."""
-        return "noise" if self.kind == "ab" and len(self.arms) == 1 else self.kind
+        """The kind that lists and reports name."""
+        return shown_kind(self.kind, len(self.arms))
 
     @property
     def compared(self) -> tuple[object, ...]:
@@ -349,3 +349,8 @@ def plan_digest(fields: Mapping[str, Any]) -> str:
 def subject(kind: str, experiment: str, baseline: str = "") -> str:
     """Return Plan.subject, given the plan's kind and the digests of its experiments."""
     return digest([kind, baseline, experiment]) if baseline else experiment
+
+
+def shown_kind(kind: str, arms: int) -> str:
+    """Return Plan.shown_kind, given a plan's kind and number of arms: an A/B of an experiment with itself is an A/A."""
+    return "noise" if kind == "ab" and arms == 1 else kind

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from dgxlab.errors import SpecError, UsageError
-from dgxlab.model import Check, Device, ParityGate, Plan, canonical, digest, from_json, subject, to_json
+from dgxlab.model import Check, Device, ParityGate, Plan, canonical, digest, from_json, shown_kind, subject, to_json
 
 RANK = {"intended": 0, "running": 1, "lost": 2, "cancelled": 3, "failed": 3, "done": 3}
 """A job's states in order: `set_state` and merges only go up. A lost job may still end, once its journal is found."""
@@ -71,6 +71,11 @@ class Job:
         """What the job is about (`model.subject`), also for a plan that cannot be decoded."""
         plan = json.loads(self.plan_json)
         return subject(plan["kind"], plan["experiment"], plan.get("baseline", ""))
+
+    @property
+    def shown_kind(self) -> str:
+        """The kind that lists and reports name (`model.shown_kind`), also for a plan that cannot be decoded."""
+        return shown_kind(self.kind, len(json.loads(self.plan_json)["arms"]))
 
     @property
     def root(self) -> str:

@@ -56,11 +56,11 @@ class JobStatus(Status):
 
 @dataclass(frozen=True)
 class HostJob(JobStatus):
-    """A job in the host's list, of any client; `name` and `kind` are "" if its plan cannot be read."""
+    """A job in the host's list, of any client; `name` and `shown_kind` are "" if its plan cannot be read."""
 
     rc: Any = field(default=None, compare=False)  # not decoded: it may be of any version
     name: str = ""
-    kind: str = ""
+    shown_kind: str = ""
     experiment: str = field(default="", compare=False)
     age_s: float | None = None
 

@@ -283,7 +283,7 @@ def test_a_session_that_goes_on_shows_how_far_it_is(two: Project) -> None:
     assert not VALUES.search(shown)
     assert two.run("logs", job).rc == 2
     (row,) = [row for row in two.json("jobs") if row["job"] == job]
-    assert (row["on_host"], row["kind"], row["name"]) == ("running", "ab", "slow-vs-slow")
+    assert (row["on_host"], row["kind"], row["name"]) == ("running", "noise", "slow-vs-slow")
     two.ok("cancel", job)
     attached = two.run("attach", job)
     again = "dgxlab ab slow slow --host local"

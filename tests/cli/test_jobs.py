@@ -210,6 +210,8 @@ def test_a_job_that_another_record_started_is_cancelled_only_by_name(
     refused()
     refused("--host", "local")
     assert project.ok(*named.split()[1:]).out == f"job {job}: cancelled\n"
+    row = listed(project, job)
+    assert (row["on_host"], row["recorded"]) == ("cancelled", "cancelled")
 
 
 @pytest.mark.usefixtures("hold")
