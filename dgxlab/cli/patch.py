@@ -205,7 +205,7 @@ def export(
 ) -> None:
     """Turn a checkout into a series, a patch a commit.
 
-    Patches of the series whose commits the checkout lacks are removed, and named.
+    Patches of the series whose commits the checkout lacks are removed, and named; git must have them.
 
     Example: dgxlab patch export mine --tree ~/llama.cpp -m "cuda : larger tile"
     """

@@ -120,7 +120,8 @@ def export(
     Files of the checkout that are overlays of the series go back to kernels/. A patch file keeps its name as long as
     the commit keeps its subject; comments in the `series` file stay with their lines. Changes that are not committed
     need a `message`. With `beside` a folder for this pin is written, and patches for other pins stay as they are.
-    Raises SpecError if the checkout cannot become a series; nothing is written then.
+    Raises SpecError if the checkout cannot become a series, or a patch that git does not have would be removed; nothing
+    is written then.
     """
     if not NAME.fullmatch(name):
         raise SpecError(f"{name!r} is no name for a series", next="use letters, digits, dots and dashes")
@@ -140,6 +141,12 @@ def export(
     patches = _rewritten(cache, pin, name, _named(texts, [present / file for file in old]), wanted)
     if not patches and not overlays:
         raise SpecError(f"nothing to export: {checkout} is pin {pin[:12]}", next=f"change something in {checkout}")
+    obsolete = [folder / file for file in sorted(old.keys() - {patch.name for patch in patches})]
+    git = Git.checkout(folder)
+    for path in obsolete:
+        if path.exists() and git.attempt("ls-files", "--error-unmatch", "--", str(path)).rc:
+            message = f"{path} would be removed, as {checkout} has no such commit, and git does not have it"
+            raise SpecError(message, next=f"{command('git', 'add', path)}, or {command('rm', path)}")
     folder.mkdir(parents=True, exist_ok=True)
     for overlay in overlays:
         entry = cache.git.run("ls-tree", tree, "--", overlay.dest)
@@ -151,8 +158,8 @@ def export(
     kept = [line for line in lines if line.dest]
     listed = [*kept, *listed] if kept and lines[0].dest else [*listed, *kept]  # either order means the same
     write_whole(folder / "series", "".join(f"{line}\n" for line in listed).encode())
-    for file in old.keys() - {patch.name for patch in patches}:
-        (folder / file).unlink(missing_ok=True)
+    for path in obsolete:
+        path.unlink(missing_ok=True)
     return read(root, name, pin)
 
 

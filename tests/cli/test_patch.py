@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import toy
 from tests.cli.conftest import Project
 
 
@@ -23,6 +24,8 @@ def test_export_names_the_patches_that_it_removes(project: Project, tmp_path: Pa
     (checkout / "new.c").write_text("int more(void);\n")
     export = ("patch", "export", "more", "--tree", checkout, "-m")
     assert project.ok(*export, "toys : add more").out == "patches/more/toys-add-more.patch\n"
+    toy.git(project.folder, "init", "-q")
+    toy.git(project.folder, "add", "patches")
     gone = project.ok(*export, "toys : again").out
     assert gone == "patches/more/toys-again.patch\nremoved: patches/more/toys-add-more.patch\n"
 

@@ -23,6 +23,11 @@ def check_out(project: Project, commit_id: str) -> None:
     git(project.clone, "checkout", "--quiet", "FETCH_HEAD")
 
 
+def in_git(path: Path) -> None:
+    git(path.parent, "init", "--quiet")
+    git(path.parent, "add", path.name)
+
+
 @pytest.fixture(autouse=True)
 def _me() -> None:
     write(Path.home(), {".gitconfig": "[user]\n name = Me Myself\n email = me@example.com\n"})
@@ -106,10 +111,24 @@ def test_file_names_stay(project: Project) -> None:
     git(project.clone, "reset", "--quiet", "--hard", "HEAD~1")
     commit(project.clone, {"README.md": "x\n"}, "third")
     commit(project.clone, {"README.md": "y\n"}, "third")
+    in_git(folder / "second.patch")
     export(project)
     files = project.files("mine")
     assert list(files) == ["README.md", "hooks.patch", "series", "third-2.patch", "third.patch"]
     assert files["series"] == b"# what this is\n\n# the hooks\nhooks.patch\nthird.patch\nthird-2.patch\n"
+
+
+def test_a_patch_that_git_lacks_is_not_removed(project: Project) -> None:
+    write(project.clone, {"ggml/ggml.c": twice("one")})
+    export(project, message="first")
+    before, path = project.files("mine"), project.root / "patches/mine/first.patch"
+    with pytest.raises(SpecError, match="git does not have it") as caught:
+        export(project, message="again")
+    assert caught.value.next == f"git add {path}, or rm {path}"
+    assert project.files("mine") == before
+    in_git(path)
+    assert [patch.name for patch in export(project, message="again").patches] == ["again.patch"]
+    assert not path.exists()
 
 
 def test_overlays_go_home(project: Project) -> None:
