@@ -373,6 +373,8 @@ def leading(rows: Sequence[Row], keys: Iterable[str]) -> list[Column]:
 
 
 def of_arms(name: str, baseline: Value, candidate: Value) -> str:
-    """Return a setting's values in both arms in words: `baseline GGML_CUDA_W4A16=0, candidate unset`."""
+    """Return a setting's values in both arms in words: `baseline GGML_X=0, candidate GGML_X unset`."""
     sides = {"baseline": baseline, "candidate": candidate}
-    return ", ".join(f"{arm} {'unset' if value is None else assigned(name, value)}" for arm, value in sides.items())
+    return ", ".join(
+        f"{arm} {f'{name} unset' if value is None else assigned(name, value)}" for arm, value in sides.items()
+    )

@@ -315,7 +315,7 @@ def test_what_both_arms_share_and_what_differs(store: Store) -> None:
     report = collect_session(store, A)
     line = (
         "both arms: model q4k, env SAME=1 · baseline n_ubatch=2048, candidate n_ubatch=512; "
-        'baseline GGML_CUDA_W4A16=0, candidate GGML_CUDA_W4A16=""; baseline ONLY=x, candidate unset · '
+        'baseline GGML_CUDA_W4A16=0, candidate GGML_CUDA_W4A16=""; baseline ONLY=x, candidate ONLY unset · '
     )
     assert line in flat(render(report))
     assert line in flat(render_page(page(store, query({"form": "verdicts", "session": A}))))
@@ -335,7 +335,7 @@ def test_a_row_says_what_differs_in_it_alone(store: Store) -> None:
     table = verdicts(collect_session(store, A))
     assert [(row["test"], row["M"]) for row in table.rows] == [
         ("pp512", None),
-        ("pp1024", "baseline unset, candidate M=8"),
+        ("pp1024", "baseline M unset, candidate M=8"),
     ]
     assert (table.settings, table.differ) == ({"n_ubatch": 2048}, {})
 
