@@ -32,7 +32,9 @@ class _Pins(Group):
         return super().resolve_command(ctx, args if args[0] in self.commands else ["id", *args])
 
 
-app = App("Name llama.cpp's commits, and try newer ones. \"dgxlab pin NAME\" is short for \"dgxlab pin id NAME\".", cls=_Pins)
+app = App(
+    'Name llama.cpp\'s commits, and try newer ones. "dgxlab pin NAME" is short for "dgxlab pin id NAME".', cls=_Pins
+)
 
 
 @app.add
@@ -42,7 +44,7 @@ def id_(
     *,
     out: Out,
 ) -> None:
-    """Print the pin that a tag, a branch or a commit is, as a line for a spec.
+    """Print the line of a spec that pins a tag, a branch or a commit.
 
     Example: dgxlab pin id b6900
     """
