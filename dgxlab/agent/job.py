@@ -272,7 +272,7 @@ class Job:
         return True
 
     def about(self) -> dict[str, Any]:
-        """Return the plan's name, shown_kind and experiment, and age_s; {} if the folder is being deleted or has none."""
+        """Return the plan's name, shown_kind and experiment, and age_s; {} if it is missing or being deleted."""
         from dgxlab.model import shown_kind  # only here: most verbs need no vocabulary
 
         try:

@@ -205,7 +205,7 @@ def wanted(detail: Mapping[str, Any]) -> str:
 
 
 def _meant(schema: Mapping[str, Any], loc: Loc) -> str:
-    """Return the end of a message about an unknown key: the places one level deeper that have it, if few, or `nearest`."""
+    """Return the end of a message about an unknown key: the few places one level deeper that have it, or `nearest`."""
     *above, key = loc
     known = _known_keys(schema, above)
     places = [dotted((*above, part, str(key))) for part in known if key in _known_keys(schema, (*above, part))]
