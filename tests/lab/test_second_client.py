@@ -98,7 +98,7 @@ def test_listed_with_what_it_is_and_how_old(mine: ToyLab, theirs: ToyLab, runnin
     finally:
         for folder in odd:
             folder.rmdir()
-    assert (listed.state, listed.name, listed.kind) == ("running", "toy", "run")
+    assert (listed.state, listed.name, listed.shown_kind) == ("running", "toy", "run")
     assert 0 <= (listed.age_s or 0) < 60
     assert empty == HostJob("empty", "absent")
 
