@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,7 @@ def test_a_step_that_does_not_compile_is_passed_over(many: Project, checkout: Pa
     commit(checkout, "toy : slow", "tools/llama-bench.c", SLOW, f"{SLOW} * 5 / 4\n{BROKEN}")
     commit(checkout, "toy : mend", "tools/llama-bench.c", f"\n{BROKEN}", "")
     commit(checkout, "toy : four", "tools/llama-completion.c", "int one;\n", "int one, four;\n")
+    shutil.rmtree(many.folder / "patches" / "many")
     many.ok("patch", "export", "many", "--tree", checkout)
     ran = many.json("bisect", "0", "4", "--series", "many", "--cell", "pp16")
     assert ran["suspects"] == ["toy-slow", "toy-mend"]
