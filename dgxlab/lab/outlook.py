@@ -242,7 +242,7 @@ class _Earlier:
             sql = """SELECT inputs.seconds FROM inputs JOIN jobs USING (job_id)
                      WHERE job_id IN (SELECT job_id FROM arms WHERE device_id = ?) AND model_id = ?
                      AND NOT (? AND reused IS TRUE) ORDER BY reused IS TRUE, intent_at DESC LIMIT 1"""
-            made = step.recipe is not None  # a file is always there, and read
+            made = step.recipe is not None  # a file is only read, which takes its time again
             return self._seconds(sql, self.device, self._models[step.arm, step.model], anew and made)
         if isinstance(step, GateStep):
             return self._gate_s(step)

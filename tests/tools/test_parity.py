@@ -4,7 +4,9 @@ import re
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
+from gguf import GGMLQuantizationType, quants
 
 from dgxlab.model import Expectation, ParityGate, case_digest
 from dgxlab.model.reasons import Code, Reason, reason
@@ -130,6 +132,33 @@ def test_what_rounding_can_make_fail(case: str, how: str, rounding: bool) -> Non
     known = (CASE.format("q4_1", "[2,1]"), "ERR = 0.000512345 > 0.000500000")
     reading = GateReading("CUDA0", failed=(case, known[0]), how=dict([(case, how), known]))
     assert (reading.by_rounding, GateReading("CUDA0").by_rounding) == (rounding, False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns", "beyond"),
+    [
+        (GGMLQuantizationType.Q4_1, 1, 20),
+        (GGMLQuantizationType.Q4_1, 2, 0),
+        (GGMLQuantizationType.Q5_1, 1, 21),
+    ],
+)
+def test_how_often_rounding_exceeds_the_tolerance(kind: GGMLQuantizationType, columns: int, beyond: int) -> None:
+    """Of 10,000 products with random inputs, computed as llama.cpp's CPU code does and as its CUDA kernels do."""
+    random = np.random.default_rng(1)
+    errors = []
+    for _ in range(20):
+        weights = quants.quantize(random.uniform(-1, 1, (500, 16, 256)).astype(np.float32), kind)
+        given = random.uniform(-1, 1, (500, columns, 256)).astype(np.float32)
+        q8_0 = GGMLQuantizationType.Q8_0  # rounds as q8_1 does, which has the sum of a block besides
+        rounded = quants.dequantize(quants.quantize(given, q8_0), q8_0)
+        cpu = quants.dequantize(weights, kind) @ rounded.swapaxes(1, 2)
+        # a block begins with its scale and its offset, each in f16; CUDA multiplies the offset by the sum of `given`
+        offsets = np.ascontiguousarray(weights.reshape(500, 16, 8, -1)[..., 2:4]).view(np.float16)[..., 0]
+        sums = (given - rounded).reshape(500, columns, 8, 32).sum(3)
+        differ = offsets.astype(np.float32) @ sums.swapaxes(1, 2)
+        errors += [*((differ**2).sum((1, 2)) / (cpu**2).sum((1, 2)))]
+    assert sum(error > 0.0005 for error in errors) == pytest.approx(beyond, abs=1)
+    assert max(errors) < 0.002
 
 
 def test_a_crash_leaves_no_summary() -> None:
