@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dgxlab.errors import RemoteError
-from dgxlab.model import digest
 
 _COMPILERS = ("CC", "CXX", "CUDACXX", "CUDAHOSTCXX")
 JOB = "DGXLAB_JOB"
@@ -57,6 +56,8 @@ class Settings:
     @property
     def digest(self) -> str:
         """Digest of `measured`, 16 hex digits, "" if that is empty; facts have it, because the values are private."""
+        from dgxlab.model import digest  # here, as making its records takes half of a short verb's time
+
         return digest(self.measured, 16) if self.measured else ""
 
 
