@@ -166,7 +166,7 @@ def _form(opened: Store, form: str, named: Sequence[str], given: Mapping[str, st
 
 def _subject(opened: Store, form: str, named: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
     """Return the query keys for the names on the command line; without names, for the newest session that fits."""
-    from dgxlab.report.ask import WITHOUT_NAMES
+    from dgxlab.report.ask import KEYS, WITHOUT_NAMES
 
     words: dict[str, Iterable[str]]
     if form == "published":
@@ -187,6 +187,9 @@ def _subject(opened: Store, form: str, named: Sequence[str], given: Mapping[str,
 
             named = report.newest_arms(opened, form, given.get("host"))
         sessions = {name: _session(opened, name) for name in dict.fromkeys(named)}
+        if "session" not in KEYS[form] and (session := next(filter(None, sessions.values()), None)):
+            message = f"--form {form} takes experiments, and {session} is a session"
+            raise UsageError(message, next=command("dgxlab", "report", session))
         words = {
             "session": [session for name in named if (session := sessions[name])],
             "experiment": [name for name in named if not sessions[name]],

@@ -297,7 +297,7 @@ def _arms(baseline: str | None, candidate: str | None, trees: Sequence[Path]) ->
 def seconds(max_minutes: float | None) -> float:
     """Return a limit in seconds, 0 for none."""
     if max_minutes is not None and not 0 < max_minutes < math.inf:
-        raise SpecError(f"{max_minutes:g} minutes are no time to measure in", next=f"{AGAIN} without --max-minutes")
+        raise UsageError(f"{max_minutes:g} minutes are no time to measure in", next=f"{AGAIN} without --max-minutes")
     return 60 * (max_minutes or 0.0)
 
 

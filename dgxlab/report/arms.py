@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dgxlab import units
-from dgxlab.errors import UsageError
+from dgxlab.errors import UsageError, command
 from dgxlab.judgement.names import CellAsk, varying_of
 from dgxlab.model import PROTOCOL, SESSIONS, Cell
 from dgxlab.report import ask as asking
@@ -77,7 +77,10 @@ def of_forms(store: Store, wanted: Query, *forms: str) -> list[Evidence]:
 
     for pattern in wanted.cells:
         if not any(fitting(arm, (pattern,)) for arm in arms):
-            raise UsageError(f"no cell of form={wanted.form} has all of {pattern!r}", next="dgxlab report")
+            labels = list(dict.fromkeys(asking.label(cell.ask.cell) for arm in arms for cell in fitting(arm, ())))
+            there = f"; there are {', '.join(labels[:5])}{' and others' * (len(labels) > 5)}" if labels else ""
+            message = f"no cell of form={wanted.form} has all of {pattern!r}{there}"
+            raise UsageError(message, next=command("dgxlab", "report", *[*wanted.session, *wanted.experiment][:1]))
     kept = [replace(arm, measured=fitting(arm, wanted.cells)) for arm in arms]
     for arm in (arm for arm in kept if not arm.measured):
         of = f" of model {wanted.model}" if wanted.model else ""

@@ -272,7 +272,13 @@ def no_verdict(store: Store, name: str, baseline: str, host: str = "") -> UsageE
     on_host = f" on {host!r}" if host else ""
     measures = command("dgxlab", "ab", baseline, name, *(("--host", host) if host else ()))
     message = f"{store.path} has no verdict on {name!r}{against}{on_host}"
-    return UsageError(message, next=measures if baseline else "dgxlab report")
+    if baseline:
+        return UsageError(message, next=measures)
+    sql = "SELECT candidate_arm FROM verdict_list WHERE baseline_arm = ? ORDER BY intent_at DESC, job_id DESC LIMIT 1"
+    if compared := store.rows(sql, (name,)):
+        message += "; it is the baseline of others"
+        return UsageError(message, next=command("dgxlab", "report", "--form", "verdicts", compared[0]["candidate_arm"]))
+    return UsageError(message, next="dgxlab report")
 
 
 def op_params(params: Mapping[str, Param]) -> dict[str, Param]:

@@ -131,6 +131,13 @@ def test_the_next_command_keeps_what_was_asked_for(measured: Project, args: str,
     assert measured.run(*shlex.split(refused.next)[1:]).rc == 0
 
 
+def test_a_form_of_experiments_shows_no_session(measured: Project) -> None:
+    (row,) = measured.json("report")["tables"][0]["rows"]
+    refused = measured.run("report", "--form", "steps", row["session"][-6:])
+    assert (refused.rc, refused.error) == (2, f"--form steps takes experiments, and {row['session']} is a session")
+    assert measured.run(*shlex.split(refused.next)[1:]).rc == 0
+
+
 def test_several_names_need_a_form(project: Project) -> None:
     with Store.open(project.folder / "results.db") as store:
         held(store)

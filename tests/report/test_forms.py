@@ -275,6 +275,7 @@ REFUSED: tuple[dict[str, str], ...] = (
     {"form": "ops", "session": "20261110-100000-forms"},
     {"form": "ops", "experiment": "h200-vs-w4a16"},
     {"form": "verdicts", "experiment": "tiles"},
+    {"form": "verdicts", "experiment": "h200"},
     {"form": "verdicts", "experiment": "w4a16", "baseline": "x"},
     {"form": "verdicts", "session": "20261120-140000-forms"},
     {"form": "verdicts", "session": "20261120-180000-forms"},
