@@ -1,6 +1,6 @@
 # make demo        llama.cpp fetched, built, gated, measured and reported on this machine
 # make test        everything; a skip for any reason but a missing GPU, or Slurm without root, is a failure
-# make test-fast   all but whole jobs, sshd and llama.cpp, under a minute
+# make test-fast   all but whole jobs, sshd, kernels and llama.cpp; minutes
 # make lint        ruff, mypy, import-linter, plain words
 # make docs        the pages of docs/, strictly; .make/site
 # make bench       this program's own speed, as JSON and a table

@@ -33,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-skips", action="store_true", help="a skip is a failure, but for a GPU, cgroups or root")
 
 
-SLOW = ("cli", "faults", "lab", "transport")
+SLOW = ("cli", "faults", "kernels", "lab", "transport")
 """Folders whose tests build something or talk to an sshd."""
 
 

@@ -40,14 +40,12 @@ def test_the_reference_is_a_convolution(host: Path) -> None:
     assert np.array_equal(state.reshape(3, 3), inputs[-3:].T)
 
 
-@pytest.mark.slow
 @both_orders
 def test_the_kernel_is_right_on_the_emulator(emulated: Path, reverse: bool) -> None:
     """Against double and bit by bit, in place and not, every tail; faults of slots and of order are seen."""
     assert_right(emulated, 39, reverse=reverse)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(DEFECTS)), ids=list(DEFECTS))
 def test_a_defect_of_the_kernel_is_found(defective: Path, number: int) -> None:
     assert fails(defective, "edges", defect=number)

@@ -27,14 +27,12 @@ DEFECTS = {
 """Defects of the kernel."""
 
 
-@pytest.mark.slow
 @both_orders
 def test_the_kernel_is_right_on_the_emulator(emulated: Path, reverse: bool) -> None:
     """Both types, against double; the sums are as exact as those added outside."""
     assert_right(emulated, 25, reverse=reverse)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(DEFECTS)), ids=list(DEFECTS))
 def test_a_defect_of_the_kernel_is_found(defective: Path, number: int) -> None:
     assert fails(defective, defect=number)

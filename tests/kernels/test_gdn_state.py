@@ -40,14 +40,12 @@ def test_the_reference_is_the_gated_delta_rule(host: Path) -> None:
     assert np.allclose(out, expected.T @ q / np.sqrt(128), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.slow
 @both_orders
 def test_the_kernel_is_right_on_the_emulator(emulated: Path, reverse: bool) -> None:
     """Both types: against double and bit by bit, in place and not; faults of slots are seen; in both orders."""
     assert_right(emulated, 30, reverse=reverse)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(DEFECTS)), ids=list(DEFECTS))
 def test_a_defect_of_the_kernel_is_found(defective: Path, number: int) -> None:
     assert fails(defective, "edges", defect=number)

@@ -82,7 +82,6 @@ def test_the_format_and_what_must_be_seen(emulated: Path) -> None:
     assert ran.stderr.count("ok  ") == 28
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("k", range(2, 6))
 @both_orders
 def test_the_kernels_are_right_on_the_emulator(emulated: Path, k: int, reverse: bool) -> None:
@@ -93,7 +92,6 @@ def test_the_kernels_are_right_on_the_emulator(emulated: Path, k: int, reverse: 
     assert ran.stderr.count("ok  ") == 60
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(FORMAT) + len(PRODUCT)), ids=[*FORMAT, *PRODUCT])
 def test_a_defect_is_found(broken: Path, number: int) -> None:
     proofs = [("general",), *(("edges", k) for k in BITS)]

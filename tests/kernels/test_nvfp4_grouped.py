@@ -93,7 +93,6 @@ def test_the_kernel_is_right_on_the_emulator(emulated: Path, reverse: bool) -> N
     assert ran.stderr.count("ok  ") == 5 * 23 + 4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(DEFECTS)), ids=list(DEFECTS))
 def test_a_defect_of_the_kernel_is_found(defective: Path, number: int) -> None:
     """By a configuration of wgmma or of mma.sync, in one order of the threads or the other."""
@@ -104,7 +103,6 @@ def test_a_defect_of_the_kernel_is_found(defective: Path, number: int) -> None:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rung", [WGMMA, MMA, WIDE])
 def test_without_a_defect_it_is_right(defective: Path, rung: str) -> None:
     assert run(defective, "edges", rung).returncode == 0

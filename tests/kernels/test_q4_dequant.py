@@ -92,12 +92,10 @@ def test_the_kernel_is_right_on_the_emulator(emulated: Path, reverse: bool) -> N
     assert_right(emulated, 67, reverse=reverse)
 
 
-@pytest.mark.slow
 def test_without_a_defect_it_is_right(defective: Path) -> None:
     assert all(run(defective, "edges", reverse=reverse).returncode == 0 for reverse in (False, True))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(DEFECTS)), ids=list(DEFECTS))
 def test_a_defect_of_the_kernel_is_found(defective: Path, number: int) -> None:
     """Each fails or crashes the small tests in one of two orders of the threads."""

@@ -260,14 +260,12 @@ def defective(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_emulated(kernels, PROGRAM, folder / "program", "-O0")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rung", ["planned-plain", *ROUNDED])
 def test_without_a_defect_it_is_right(defective: Path, rung: str) -> None:
     for kind in Q4:
         assert run(defective, "shape", kind, "129", "17", "1280", rung).returncode == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "rung"),
     [pytest.param(i, rung, id=f"{rung}: {what}") for i, (_, rungs, what, _) in enumerate(DEFECTS) for rung in rungs],
