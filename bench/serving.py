@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.figure import Figure, figure
 from dgxlab.stats import median
-from dgxlab.tools.load import LOOPBACK
+from dgxlab.tools.llama_server import LOOPBACK
 from dgxlab.tools.streams import percentile
 from dgxlab.tools.wave import Wave, answer
 

@@ -25,9 +25,9 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
+from dgxlab.tools.llama_server import LOOPBACK
 from dgxlab.tools.wave import Stream, Wave, answer, arrivals
 
-LOOPBACK = "127.0.0.1"
 PR_SET_PDEATHSIG = 1
 GRACE_S = 10.0  # wait between TERM and KILL
 PROBE_S = 2.0  # timeout of a question to a server that may not be ready
