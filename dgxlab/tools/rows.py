@@ -6,6 +6,7 @@ The text may contain output of other programs. `Benchmark.parse` never raises, a
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -39,6 +40,7 @@ class Parsed:
 
 
 Columns = Mapping[str, Any]  # a row as printed, by column
+_Values = tuple[Decimal | str, ...]  # of a row's parameters, as `equal` compares them
 
 
 def plain(text: str) -> str:
@@ -99,9 +101,16 @@ def match_rows(
     results: list[CellResult] = []
     sentences = list(problems)
     of_rows = [(params(row), row) for row in rows]
+    # by the names of a cell's parameters, as comparing each row with each of thousands of cells takes a minute
+    found: dict[tuple[str, ...], dict[_Values, list[tuple[Columns, Columns]]]] = {}
     for cell in cells:
-        asked = cell.params.items()
-        mine = [pair for pair in of_rows if all(k in pair[0] and equal(v, pair[0][k]) for k, v in asked)]
+        names = tuple(cell.params)
+        if names not in found:
+            found[names] = defaultdict(list)
+            for pair in of_rows:
+                if all(name in pair[0] for name in names):
+                    found[names][_values(pair[0], names)].append(pair)
+        mine = found[names].get(_values(cell.params, names), [])
         try:
             if len(mine) != 1:
                 raise Refused(_several(mine) if mine else "it has no row")
@@ -118,6 +127,10 @@ def _several(mine: Sequence[tuple[Columns, Columns]]) -> str:
     differ = [name for name in first if name not in row and len({str(params.get(name)) for params, _ in mine}) > 1]
     names = f": they differ in {', '.join(differ)}, so name these too" if differ else ""
     return f"{len(mine)} rows belong to it, not one{names}"
+
+
+def _values(columns: Columns, names: Sequence[str]) -> _Values:
+    return tuple(_comparable(columns[name]) for name in names)
 
 
 def equal(wanted: object, printed: object) -> bool:
