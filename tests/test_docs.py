@@ -45,9 +45,8 @@ def test_generated_parts_are_up_to_date() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    """It has a result, a start and a map; everything else has a page of its own. Its sources are folded away."""
-    read = re.sub(r"<!--.*?-->|<details>.*?</details>", "", README, flags=re.DOTALL)
-    assert len(read.encode()) <= 8500
+    """It has a result, a start and a map; everything else has a page of its own."""
+    assert len(README.encode()) <= 9000
     assert README.count("\n## ") == 7
     assert "`make test`" in README  # what .ci/run calls
 

@@ -56,7 +56,7 @@ class Settings:
     @property
     def digest(self) -> str:
         """Digest of `measured`, 16 hex digits, "" if that is empty; facts have it, because the values are private."""
-        from dgxlab.model import digest  # here, as making its records takes half of a short verb's time
+        from dgxlab.model import digest  # here: short verbs need no records, and making them takes long
 
         return digest(self.measured, 16) if self.measured else ""
 

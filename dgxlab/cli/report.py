@@ -53,9 +53,7 @@ def report(  # noqa: PLR0913, PLR0917 - each is an option
     ),
     plots: Path | None = Option(None, metavar="DIR", help="Draw it too: PNG files in this folder, linked below it."),
     html: Path | None = Option(
-        None,
-        metavar="FILE",
-        help="Write one page for a browser instead: tables that sort, pictures in it, no network.",
+        None, metavar="FILE", help="Write one page for a browser instead: tables that sort, pictures in it, no network."
     ),
     sessions: Path | None = Option(
         None,
@@ -172,8 +170,7 @@ def _subject(opened: Store, form: str, named: Sequence[str], given: Mapping[str,
     if form == "published":
         from dgxlab.report import published
 
-        every = () if "source" in given else published.TABLES
-        words = {"table": named or every}
+        words = {"table": named or ([] if "source" in given else published.TABLES)}
     elif form == "imported":
         words = {"file": named}
     elif not named and form == "verdicts":

@@ -274,11 +274,15 @@ def no_verdict(store: Store, name: str, baseline: str, host: str = "") -> UsageE
     message = f"{store.path} has no verdict on {name!r}{against}{on_host}"
     if baseline:
         return UsageError(message, next=measures)
-    sql = "SELECT candidate_arm FROM verdict_list WHERE baseline_arm = ? ORDER BY intent_at DESC, job_id DESC LIMIT 1"
-    if compared := store.rows(sql, (name,)):
-        message += "; it is the baseline of others"
-        return UsageError(message, next=command("dgxlab", "report", "--form", "verdicts", compared[0]["candidate_arm"]))
-    return UsageError(message, next="dgxlab report")
+    compared = store.rows(
+        """SELECT candidate_arm FROM verdict_list WHERE baseline_arm = ? AND ? IN ('', host)
+           ORDER BY intent_at DESC, job_id DESC LIMIT 1""",
+        (name, host),
+    )
+    if not compared:
+        return UsageError(message, next="dgxlab report")
+    words = ("--form", "verdicts", compared[0]["candidate_arm"], "--baseline", name)
+    return UsageError(f"{message}; it is the baseline of others", next=command("dgxlab", "report", *words))
 
 
 def op_params(params: Mapping[str, Param]) -> dict[str, Param]:

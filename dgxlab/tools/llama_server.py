@@ -263,7 +263,7 @@ class ServeBench(Benchmark):
 
 
 def _drive(*words: str) -> None:
-    from dgxlab.tools import load  # here: its HTTP client takes a tenth of a start of the agent
+    from dgxlab.tools import load  # here: its HTTP client would slow each start of the agent
 
     load.main(*words)
 

@@ -101,7 +101,7 @@ def match_rows(
     results: list[CellResult] = []
     sentences = list(problems)
     of_rows = [(params(row), row) for row in rows]
-    # by the names of a cell's parameters, as comparing each row with each of thousands of cells takes a minute
+    # by the names of a cell's parameters: to compare each row with each cell is slow where there are thousands
     found: dict[tuple[str, ...], dict[_Values, list[tuple[Columns, Columns]]]] = {}
     for cell in cells:
         names = tuple(cell.params)

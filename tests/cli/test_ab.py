@@ -137,7 +137,11 @@ def test_what_no_session_has_measured_is_listed(two: Project, record: Path) -> N
     ("words", "rc", "cause"),
     [
         ("--set session.cycles=5", 9, "5 cycles are too few for this session of 3 claims, which needs 6"),
-        ("--set session.effect=0", 9, "session.effect: must be a share between 0 and 1, as in 2% or 0.02, not 0"),
+        (
+            "--set session.effect=0",
+            9,
+            "--set: session.effect: must be a share between 0 and 1, as in 2% or 0.02, not 0",
+        ),
         ("--max-minutes 0", 2, "0 minutes are no time to measure in"),
         ("--max-minutes=-3", 2, "-3 minutes are no time to measure in"),
         ("--max-minutes 5", 9, "--max-minutes has nothing to shorten: session.cycles fixes the number"),
